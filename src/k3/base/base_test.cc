@@ -1,0 +1,124 @@
+// Result, units, UTF-8, JSON writer, rng and thread pool.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cmath>
+#include <numeric>
+
+#include "k3/base/file.h"
+#include "k3/base/json_writer.h"
+#include "k3/base/result.h"
+#include "k3/base/rng.h"
+#include "k3/base/threads.h"
+#include "k3/base/units.h"
+#include "k3/base/utf8.h"
+
+namespace k3 {
+namespace {
+
+Result<int> half(int n) {
+  if (n % 2 != 0) return fail(Code::invalid_argument, "{} is odd", n);
+  return n / 2;
+}
+
+Result<int> quarter(int n) {
+  K3_TRY_ASSIGN(const int h, half(n));
+  return half(h);
+}
+
+TEST(Result, CarriesValueOrErrorWithContext) {
+  EXPECT_EQ(quarter(8).value(), 2);
+  const auto bad = quarter(6).with_context("outer");
+  ASSERT_FALSE(bad.ok());
+  EXPECT_EQ(bad.error().code, Code::invalid_argument);
+  EXPECT_EQ(bad.error().message, "outer: 3 is odd");
+}
+
+TEST(Units, FormatsAndParsesSizes) {
+  EXPECT_EQ(format_bytes(512), "512 B");
+  EXPECT_EQ(format_bytes(int64_t{8} << 30), "8.00 GiB");
+  EXPECT_EQ(format_count(2779931837184.0), "2.78 T");
+  EXPECT_EQ(format_grouped(2779931837184), "2,779,931,837,184");
+  EXPECT_EQ(format_grouped(-1234), "-1,234");
+  EXPECT_EQ(parse_bytes("8GiB").value(), int64_t{8} << 30);
+  EXPECT_EQ(parse_bytes("1.5 MB").value(), 1500000);
+  EXPECT_EQ(parse_bytes("4096").value(), 4096);
+  for (const char* bad : {"", "GiB", "-1", "8QiB", "1e300GiB", "nan", "8GiBs"}) EXPECT_FALSE(parse_bytes(bad).ok()) << bad;
+}
+
+TEST(Utf8, ValidatesStrictly) {
+  EXPECT_TRUE(is_utf8("a\xC3\xA4\xE4\xBD\xA0\xF0\x9F\x99\x82"));
+  EXPECT_FALSE(is_utf8("\xC0\x80"));              // overlong
+  EXPECT_FALSE(is_utf8("\xED\xA0\x80"));          // surrogate
+  EXPECT_FALSE(is_utf8("\xF4\x90\x80\x80"));      // above U+10FFFF
+  EXPECT_FALSE(is_utf8("\xE4\xBD"));              // cut
+  EXPECT_EQ(utf8_incomplete_suffix("a\xE4\xBD"), 2U);
+  EXPECT_EQ(utf8_incomplete_suffix("a\xE4\xBD\xA0"), 0U);
+  EXPECT_EQ(utf8_incomplete_suffix("a\xF0\x9F\x99"), 3U);
+  EXPECT_EQ(utf8_incomplete_suffix("a\xBD"), 0U);
+  EXPECT_EQ(utf8_repair("a\xE4\xBDz"), "a\xEF\xBF\xBDz");
+}
+
+TEST(JsonWriter, NestsAndEscapes) {
+  JsonWriter w;
+  w.begin_object().field("a", 1).key("b").begin_array().value("x\"\n\x01").value(0.1).value(std::nan("")).end_array();
+  w.key("c").begin_object().end_object().end_object();
+  EXPECT_EQ(w.text(), "{\"a\":1,\"b\":[\"x\\\"\\n\\u0001\",0.1,null],\"c\":{}}");
+}
+
+TEST(Rng, IsPhiloxAndIndependentOfOrder) {
+  // Known answer of Random123 for philox4x32-10 with zero counter and key.
+  const auto zero = philox4x32({0, 0, 0, 0}, {0, 0});
+  EXPECT_EQ(zero[0], 0x6627e8d5U);
+  EXPECT_EQ(zero[1], 0xe169c58dU);
+  EXPECT_EQ(zero[2], 0xbc57ac4cU);
+  EXPECT_EQ(zero[3], 0x9b00dbd8U);
+  const Rng rng(7, 1);
+  const double late = rng.normal(1000000);
+  EXPECT_EQ(late, Rng(7, 1).normal(1000000));
+  EXPECT_NE(late, Rng(7, 2).normal(1000000));
+  double sum = 0, squares = 0;
+  for (uint64_t i = 0; i < 20000; ++i) {
+    const double x = rng.normal(i);
+    sum += x;
+    squares += x * x;
+  }
+  EXPECT_NEAR(sum / 20000, 0, 0.03);
+  EXPECT_NEAR(squares / 20000, 1, 0.05);
+}
+
+TEST(ThreadPool, CoversEveryIndexOnce) {
+  for (const int threads : {1, 2, 5}) {
+    ThreadPool pool(threads);
+    for (const int64_t count : {0, 1, 3, 16, 1000}) {
+      std::vector<std::atomic<int>> seen(static_cast<size_t>(count));
+      pool.parallel_for(count, 4, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) ++seen[static_cast<size_t>(i)];
+      });
+      for (const auto& s : seen) EXPECT_EQ(s.load(), 1);
+    }
+  }
+}
+
+TEST(ThreadPool, ManySmallRegionsEnd) {
+  ThreadPool pool(3);
+  std::atomic<int> sum{0};
+  for (int i = 0; i < 5000; ++i) pool.run([&](int) { ++sum; });
+  EXPECT_EQ(sum.load(), 15000);
+}
+
+TEST(File, ShortFileIsCorruptNotASignal) {
+  const std::string path = testing::TempDir() + "k3_file_test";
+  ASSERT_TRUE(write_file(path, "0123456789").ok());
+  const File file = File::open(path).value();
+  ASSERT_EQ(truncate(path.c_str(), 4), 0);
+  std::vector<std::byte> bytes(8);
+  const Status status = file.read_at(0, bytes);
+  ASSERT_FALSE(status.ok());
+  EXPECT_EQ(status.error().code, Code::corrupt);
+  EXPECT_NE(status.error().message.find(path), std::string::npos);
+  EXPECT_EQ(File::open(path + ".absent").error().code, Code::not_found);
+}
+
+}  // namespace
+}  // namespace k3

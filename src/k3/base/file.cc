@@ -1,0 +1,160 @@
+#include "k3/base/file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+
+namespace k3 {
+namespace {
+
+// Some systems refuse or shorten single reads and writes of 2 GiB and more.
+constexpr size_t kMaxTransfer = size_t{1} << 30;
+
+Error system_error(const std::string& path, const char* what) {
+  const int number = errno;
+  const Code code = number == ENOENT || number == ENOTDIR                       ? Code::not_found
+                    : number == ENOSPC || number == EDQUOT || number == EMFILE  ? Code::exhausted
+                    : number == EACCES || number == EPERM || number == EISDIR   ? Code::invalid_argument
+                                                                                : Code::unavailable;
+  return fail(code, "{}: cannot {}: {}", path, what, std::strerror(number));
+}
+
+}  // namespace
+
+Result<File> File::open(const std::string& path) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return system_error(path, "open");
+  struct stat info;
+  if (fstat(fd, &info) != 0) {
+    Error error = system_error(path, "stat");
+    ::close(fd);
+    return error;
+  }
+  if (!S_ISREG(info.st_mode)) {
+    ::close(fd);
+    return fail(Code::invalid_argument, "{}: not a regular file", path);
+  }
+  return File(fd, path, info.st_size);
+}
+
+File::File(File&& other) noexcept
+    : fd_(std::exchange(other.fd_, -1)), path_(std::move(other.path_)), size_bytes_(other.size_bytes_) {}
+
+File& File::operator=(File&& other) noexcept {
+  std::swap(fd_, other.fd_);
+  std::swap(path_, other.path_);
+  std::swap(size_bytes_, other.size_bytes_);
+  return *this;
+}
+
+File::~File() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+Status File::read_at(int64_t offset, std::span<std::byte> bytes) const {
+  size_t done = 0;
+  while (done < bytes.size()) {
+    const ssize_t n = ::pread(fd_, bytes.data() + done, std::min(bytes.size() - done, kMaxTransfer),
+                              offset + static_cast<int64_t>(done));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return system_error(path_, "read");
+    if (n == 0) {
+      return fail(Code::corrupt, "{}: file ends at byte {}, {} bytes were expected from offset {}", path_,
+                  offset + static_cast<int64_t>(done), bytes.size(), offset);
+    }
+    done += static_cast<size_t>(n);
+  }
+  return {};
+}
+
+Result<std::string> read_file(const std::string& path, int64_t max_bytes) {
+  K3_TRY_ASSIGN(const File file, File::open(path));
+  if (file.size_bytes() > max_bytes) {
+    return fail(Code::exhausted, "{}: {} bytes is more than the limit of {}", path, file.size_bytes(), max_bytes);
+  }
+  std::string text(static_cast<size_t>(file.size_bytes()), '\0');
+  K3_TRY(file.read_at(0, std::as_writable_bytes(std::span(text.data(), text.size()))));
+  return text;
+}
+
+Result<FileWriter> FileWriter::create(const std::string& path) {
+  std::string temporary = fmt::format("{}.tmp-{}", path, ::getpid());
+  const int fd = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  if (fd < 0) return system_error(temporary, "create");
+  return FileWriter(fd, path, std::move(temporary));
+}
+
+FileWriter::FileWriter(FileWriter&& other) noexcept
+    : fd_(std::exchange(other.fd_, -1)),
+      path_(std::move(other.path_)),
+      temporary_(std::move(other.temporary_)),
+      written_bytes_(other.written_bytes_) {}
+
+FileWriter::~FileWriter() {
+  if (fd_ < 0) return;
+  ::close(fd_);
+  ::unlink(temporary_.c_str());
+}
+
+Status FileWriter::write(std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t n = ::write(fd_, bytes.data(), std::min(bytes.size(), kMaxTransfer));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return system_error(path_, "write");
+    bytes = bytes.subspan(static_cast<size_t>(n));
+    written_bytes_ += n;
+  }
+  return {};
+}
+
+Status FileWriter::commit() {
+  if (::fsync(fd_) != 0 && errno != EINVAL && errno != EROFS) return system_error(path_, "write to disk");
+  if (::close(std::exchange(fd_, -1)) != 0) {
+    Error error = system_error(path_, "close");
+    ::unlink(temporary_.c_str());
+    return error;
+  }
+  if (::rename(temporary_.c_str(), path_.c_str()) != 0) {
+    Error error = system_error(path_, "rename");
+    ::unlink(temporary_.c_str());
+    return error;
+  }
+  return {};
+}
+
+Status write_file(const std::string& path, std::string_view text) {
+  K3_TRY_ASSIGN(FileWriter writer, FileWriter::create(path));
+  K3_TRY(writer.write(text));
+  return writer.commit();
+}
+
+bool path_exists(const std::string& path) {
+  std::error_code ignored;
+  return std::filesystem::exists(path, ignored);
+}
+
+bool is_directory(const std::string& path) {
+  std::error_code ignored;
+  return std::filesystem::is_directory(path, ignored);
+}
+
+Status make_directories(const std::string& path) {
+  std::error_code error;
+  std::filesystem::create_directories(path, error);
+  if (error) return fail(Code::invalid_argument, "{}: cannot create the folder: {}", path, error.message());
+  return {};
+}
+
+std::string join_path(std::string_view folder, std::string_view name) {
+  if (folder.empty()) return std::string(name);
+  std::string path(folder);
+  if (path.back() != '/') path.push_back('/');
+  return path.append(name);
+}
+
+}  // namespace k3

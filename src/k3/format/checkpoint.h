@@ -1,0 +1,99 @@
+// Purpose:  reads and writes checkpoints in the released layout: one safetensors file, or shards with
+//           model.safetensors.index.json.
+// Shapes:   as stored; row-major.
+// Units:    offsets in bytes from the start of the shard file.
+// Memory:   an index of 497,220 names costs at most 100 MB; shard headers are parsed when first needed. Tensor
+//           bytes are read by pread into the caller's memory: a file cut short under us is an error.
+// Threads:  find() and read() may be called from many threads (lazy headers are locked inside).
+// Errors:   every message names file, tensor and fact. not_found: no such tensor, missing shard. corrupt: any lie
+//           of a header. unsupported: GGUF, PyTorch or other containers (with a hint).
+// Source:   model.md 2.1; the safetensors format (8-byte little-endian header length, JSON, data).
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "k3/base/result.h"
+#include "k3/tensor/dtype.h"
+
+namespace k3 {
+
+struct TensorInfo {
+  DType dtype = DType::f32;
+  std::vector<int64_t> dims;
+  int64_t offset = 0;  // absolute in its file
+  int64_t size_bytes = 0;
+  int32_t shard = 0;
+
+  int64_t count() const {
+    int64_t n = 1;
+    for (const int64_t d : dims) n *= d;
+    return n;
+  }
+};
+
+class Checkpoint {
+ public:
+  // A folder, a single .safetensors file, or an index file.
+  static Result<Checkpoint> open(const std::string& path);
+  Checkpoint(Checkpoint&&) noexcept;
+  Checkpoint& operator=(Checkpoint&&) noexcept;
+  ~Checkpoint();
+
+  bool contains(std::string_view name) const;  // by the index, or by the headers of an unindexed file
+  int64_t tensor_count() const;
+  void for_each_name(const std::function<void(std::string_view name, int32_t shard)>& visit) const;
+
+  // Parses (and checks whole) the header of the tensor's shard at first use.
+  Result<TensorInfo> find(std::string_view name) const;
+
+  // Reads all bytes of the tensor, or a byte range inside it.
+  Status read(std::string_view name, const TensorInfo& info, std::span<std::byte> out) const;
+  Status read_range(std::string_view name, const TensorInfo& info, int64_t begin_bytes, std::span<std::byte> out) const;
+
+  int32_t shard_count() const;
+  const std::string& shard_file(int32_t shard) const;  // file name inside the folder
+  bool shard_present(int32_t shard) const;
+  const std::string& folder() const;
+
+  // Parses every header now and checks that each name of the index is in its shard (k3 inspect, convert).
+  Status verify_all() const;
+
+ private:
+  struct Impl;
+  explicit Checkpoint(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+// Writes tensors in the order given: shards are cut by plan, each file is written under a temporary name and
+// renamed when whole; the index comes last, so a folder without an index is an unfinished one.
+struct TensorSpec {
+  std::string name;
+  DType dtype = DType::f32;
+  std::vector<int64_t> dims;
+  int64_t size_bytes() const;
+};
+
+class CheckpointWriter {
+ public:
+  // shards[i] lists the tensors of shard i; file names follow the released pattern (00001-of-0000NN).
+  static Result<CheckpointWriter> create(const std::string& folder, std::vector<std::vector<TensorSpec>> shards);
+  CheckpointWriter(CheckpointWriter&&) noexcept;
+  ~CheckpointWriter();
+
+  // The next tensor in order, whole or in pieces; the writer checks names and sizes (programmer errors).
+  Status append(std::string_view name, std::span<const std::byte> bytes);
+  Status finish();  // commits the last shard, writes the index
+
+ private:
+  struct Impl;
+  explicit CheckpointWriter(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace k3

@@ -1,0 +1,67 @@
+#include "k3/ops/cpu/isa.h"
+
+#include <array>
+
+#if defined(__x86_64__)
+#include <asm/prctl.h>
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace k3::ops {
+namespace {
+
+constexpr std::array<std::string_view, 4> kNames = {"scalar", "avx2", "avx512", "amx"};
+
+#if defined(__x86_64__)
+// Linux grants the tile registers only on request (arch_prctl ARCH_REQ_XCOMP_PERM, feature 18).
+bool request_amx() {
+  constexpr int kReqXcompPerm = 0x1023;
+  constexpr int kXtileData = 18;
+  return syscall(SYS_arch_prctl, kReqXcompPerm, kXtileData) == 0;
+}
+
+bool has_amx_bf16() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return false;
+  const bool tile = (d >> 24 & 1) != 0, bf16 = (d >> 22 & 1) != 0;
+  if (__get_cpuid_count(7, 1, &a, &b, &c, &d) == 0) return false;
+  const bool avx512_bf16 = (a >> 5 & 1) != 0;
+  return tile && bf16 && avx512_bf16 && request_amx();
+}
+
+Isa detect() {
+  __builtin_cpu_init();
+  const bool avx2 = __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0 &&
+                    __builtin_cpu_supports("f16c") != 0 && __builtin_cpu_supports("bmi2") != 0;
+  if (!avx2) return Isa::scalar;
+  const bool avx512 = __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("avx512bw") != 0 &&
+                      __builtin_cpu_supports("avx512vl") != 0 && __builtin_cpu_supports("avx512dq") != 0 &&
+                      __builtin_cpu_supports("avx512vbmi") != 0;
+  if (!avx512) return Isa::avx2;
+  return has_amx_bf16() ? Isa::amx : Isa::avx512;
+}
+#else
+Isa detect() { return Isa::scalar; }
+#endif
+
+}  // namespace
+
+Isa detect_isa() {
+  static const Isa kIsa = detect();
+  return kIsa;
+}
+
+std::string_view isa_name(Isa isa) { return kNames[static_cast<size_t>(isa)]; }
+
+std::optional<Isa> isa_from_name(std::string_view name) {
+  for (size_t i = 0; i < kNames.size(); ++i) {
+    if (kNames[i] == name) return static_cast<Isa>(i);
+  }
+  return std::nullopt;
+}
+
+std::string isa_names() { return "scalar, avx2, avx512, amx"; }
+
+}  // namespace k3::ops

@@ -1,0 +1,18 @@
+// Instruction sets of the CPU kernels, detected once and chosen at run time (Ctx::isa, --cpu-isa).
+// amx means AMX-BF16 tiles plus AVX512-BF16; a level implies all lower ones.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace k3::ops {
+
+enum class Isa { scalar, avx2, avx512, amx };
+
+Isa detect_isa();  // the best level of this processor that the operating system allows
+std::string_view isa_name(Isa isa);
+std::optional<Isa> isa_from_name(std::string_view name);
+std::string isa_names();  // "scalar, avx2, avx512, amx"
+
+}  // namespace k3::ops

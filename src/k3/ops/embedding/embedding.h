@@ -1,0 +1,19 @@
+// Purpose:  embedding rows of token ids.
+// Shapes:   table [V, hidden] in scheme f32, bf16 or f16; ids [T]; out [T, hidden] f32.
+// Units:    none; no scaling factor.
+// Memory:   out is overwritten.
+// Threads:  serial (T rows are copied).
+// Errors:   K3_CHECK on shapes and ids in range: callers validate user ids first.
+// Source:   model.md 3.1. Exact.
+#pragma once
+
+#include <span>
+
+#include "k3/ops/ctx.h"
+#include "k3/ops/weight.h"
+
+namespace k3::ops {
+
+void embedding(const Weight& table, std::span<const int32_t> ids, const Tensor& out) noexcept;
+
+}  // namespace k3::ops

@@ -1,0 +1,31 @@
+// Purpose:  y = x W^T, the matrix product of every bias-free linear layer.
+// Shapes:   x [T, I] f32 (rows may be strided); w [O, I] in any scheme; y [T, O] f32 (rows may be strided).
+// Units:    none.
+// Memory:   y is overwritten; x and y must not overlap; scratch from the workspace.
+// Threads:  parallel over output rows inside; results do not depend on the thread count.
+// Errors:   K3_CHECK on shapes. T = 0 is legal.
+// Source:   model.md 3. Policy bf16 rounds x to BF16 (nearest even) before the product, unless
+//           full_precision; accumulation is FP32 in both policies. Tolerance against linear_ref (double):
+//           |y - ref| <= 2e-6 * sum_i |x_i w_i|, the bound
+//           of FP32 rounding for 16-lane partial sums; bf16 backends of oneDNN accumulate in FP32 too.
+//           In deterministic (and in exact) each y[t, o] is one fixed-order sum over i whatever T is.
+#pragma once
+
+#include "k3/ops/ctx.h"
+#include "k3/ops/weight.h"
+
+namespace k3::ops {
+
+struct LinearOptions {
+  bool full_precision = false;  // never round x (router logits)
+};
+
+void linear(const Ctx& ctx, const Tensor& x, const Weight& w, const Tensor& y, LinearOptions options = {}) noexcept;
+void linear_ref(const Tensor& x, const Weight& w, const Tensor& y, bool round_x_to_bf16) noexcept;
+
+// y[t, :] = sum_o x[t, o] * w[o, :] (the transposed product, for absorbing key rows into a query).
+// x [T, O], y [T, I]. Never rounds x. Fixed order over o. Scheme f32, bf16 or f16.
+void linear_transposed(const Ctx& ctx, const Tensor& x, const Weight& w, const Tensor& y) noexcept;
+void linear_transposed_ref(const Tensor& x, const Weight& w, const Tensor& y) noexcept;
+
+}  // namespace k3::ops

@@ -1,0 +1,51 @@
+// Purpose:  Kimi Delta Attention: gated delta rule with per-channel decay, over packed sequences.
+// Shapes:   q, k, v, z [T, H, D] f32 contiguous (after conv and SiLU; z is the decay input f_b(f_a x));
+//           b [T, H] beta logits; a_log [H]; dt_bias [H, D]; offsets [B + 1];
+//           states[s] -> [H, Dv = D, Dk = D] f32 of sequence s, V-first; out [T, H, D].
+// Units:    decay g as natural logarithm: lower_bound * sigmoid(exp(a_log) * (z + dt_bias)), or without a
+//           lower bound -exp(a_log) * softplus(z + dt_bias).
+// Memory:   out is overwritten, states are read and replaced; each export receives a copy of the state after
+//           the given number of tokens of its sequence (of this call). Scratch from the workspace.
+// Threads:  parallel over (sequence, head) inside; results do not depend on the thread count.
+// Errors:   K3_CHECK on shapes. Empty sequences leave their state as it is.
+// Source:   model.md 3.3, kernels.md 1-2. q and k are L2-normalised with 1e-6 added to the SUM of squares, q is
+//           scaled by D^-0.5 afterwards; the output is read after the update.
+//           Tolerance against kda_ref (double): norm ratio 1e-5 for out and state, every form (kernels.md 9).
+//           Form recurrent is one fixed order per token (deterministic); chunk works in 16-token chunks with
+//           the inverse by forward substitution, and for unbounded gates never forms e^{-G}.
+#pragma once
+
+#include <optional>
+#include <span>
+
+#include "k3/ops/ctx.h"
+
+namespace k3::ops {
+
+enum class KdaForm { automatic, recurrent, chunk };  // automatic: recurrent for short runs or deterministic
+
+struct KdaExport {
+  int64_t sequence = 0;
+  int64_t tokens = 0;      // 1 .. length of the sequence in this call; any position, on the chunk grid or not
+  float* state = nullptr;  // [H, D, D]
+};
+
+struct KdaArgs {
+  Tensor q, k, v, z, b;
+  Tensor a_log, dt_bias;
+  std::optional<float> lower_bound;
+  std::span<const int64_t> offsets;
+  std::span<float* const> states;
+  std::span<const KdaExport> exports;
+  Tensor out;
+  KdaForm form = KdaForm::automatic;
+};
+
+void kda(const Ctx& ctx, const KdaArgs& args) noexcept;
+void kda_ref(const KdaArgs& args) noexcept;
+
+// Log decay alone, g [T, H, D] (also used by tests): exposed because it is the classic trap.
+void kda_decay_ref(const Tensor& z, const Tensor& a_log, const Tensor& dt_bias, std::optional<float> lower_bound,
+                   const Tensor& g) noexcept;
+
+}  // namespace k3::ops

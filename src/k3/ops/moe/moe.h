@@ -1,0 +1,31 @@
+// Purpose:  routed experts: out[t] = sum_j weights[t, j] * w2_e glu(w1_e z_t, w3_e z_t), e = ids[t, j].
+// Shapes:   z [T, R] f32; ids [T, topk] i32; weights [T, topk] f32; per expert w1, w3 [F, R], w2 [R, F] in any
+//           scheme (mxfp4 or unpacked); out [T, R] f32.
+// Units:    none.
+// Memory:   out is overwritten; scratch from the workspace. Only chosen experts are read; tokens are grouped by
+//           expert, so an expert's weights are read once a call.
+// Threads:  parallel over experts and rows inside; the sum over j is in the order of ids whatever the grouping
+//           and the thread count, so results do not depend on neighbours in exact and deterministic.
+// Errors:   K3_CHECK on shapes and on ids. T = 0 is legal.
+// Source:   model.md 3.6, kernels.md 7. FP32 accumulation; policy bf16 rounds z and the activation to BF16.
+//           Tolerance against moe_ref: that of linear, twice.
+#pragma once
+
+#include <span>
+
+#include "k3/ops/ctx.h"
+#include "k3/ops/situ_glu/situ_glu.h"
+#include "k3/ops/weight.h"
+
+namespace k3::ops {
+
+struct ExpertWeights {
+  Weight w1, w2, w3;  // gate, down, up
+};
+
+void moe(const Ctx& ctx, const Tensor& z, const Tensor& ids, const Tensor& weights, std::span<const ExpertWeights> experts,
+         const Glu& activation, const Tensor& out) noexcept;
+void moe_ref(const Tensor& z, const Tensor& ids, const Tensor& weights, std::span<const ExpertWeights> experts,
+             const Glu& activation, bool round_to_bf16, const Tensor& out) noexcept;
+
+}  // namespace k3::ops

@@ -1,0 +1,30 @@
+// Purpose:  the MXFP4 codec: exact dequantisation and the quantiser of checkpoints, convert and QAT.
+// Shapes:   packed [rows, cols / 2] u8 (element 2j in the low nibble of byte j); scales [rows, cols / 32] u8;
+//           values [rows, cols] f32. cols is a multiple of 32.
+// Units:    value = code * 2^(scale - 127), code in 0 .5 1 1.5 2 3 4 6 and negatives (bit 3).
+// Memory:   outputs are overwritten.
+// Threads:  pure functions.
+// Errors:   quantise answers invalid_argument for NaN, infinities and values whose scale byte would exceed 252.
+// Source:   model.md 2.5. Dequantisation is bit exact for scale bytes 0..252; quantisation is bit exact against
+//           mxfp4_quantise_ref: e is the smallest integer with amax <= 6 * 2^e by integer arithmetic, ties go to
+//           the lower magnitude, an all-zero group has scale byte 0 and codes 0.
+#pragma once
+
+#include <cstdint>
+
+#include "k3/base/result.h"
+#include "k3/ops/ctx.h"
+
+namespace k3::ops {
+
+inline constexpr int64_t kMxGroup = 32;
+
+float mxfp4_value(int code);  // 0..15
+
+void mxfp4_dequantise(Isa isa, const uint8_t* packed, const uint8_t* scales, int64_t rows, int64_t cols, float* out) noexcept;
+void mxfp4_dequantise_ref(const uint8_t* packed, const uint8_t* scales, int64_t rows, int64_t cols, float* out) noexcept;
+
+Status mxfp4_quantise(const float* values, int64_t rows, int64_t cols, uint8_t* packed, uint8_t* scales);
+Status mxfp4_quantise_ref(const float* values, int64_t rows, int64_t cols, uint8_t* packed, uint8_t* scales);
+
+}  // namespace k3::ops

@@ -1,0 +1,56 @@
+// Purpose:  choose the next token from one row of logits.
+// Shapes:   logits [V] f32; history: token ids the penalties look at.
+// Units:    temperature 0 means greedy; top_k 0, top_p 1 and min_p 0 switch their filter off.
+// Memory:   a Sampler keeps scratch of V entries; the logits row is not changed.
+// Threads:  one Sampler, one thread.
+// Errors:   validate() answers invalid_argument naming the parameter; sample() needs finite logits and answers
+//           internal for NaN (never a silent token).
+// Source:   api.md 3. Order: repetition penalty (divide positive, multiply negative logits of ids in history),
+//           presence and frequency penalties (generated ids only), logit bias, temperature, top_k, top_p, min_p
+//           (relative to the largest probability). Greedy takes the lowest id on ties. Random numbers are
+//           Rng(seed, stream) at the step's counter, so a choice depends on nothing else.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "k3/base/result.h"
+#include "k3/base/rng.h"
+
+namespace k3::ops {
+
+struct SamplingParams {
+  float temperature = 1.0F;
+  float top_p = 1.0F;
+  int64_t top_k = 0;
+  float min_p = 0.0F;
+  float repetition_penalty = 1.0F;
+  float presence_penalty = 0.0F;
+  float frequency_penalty = 0.0F;
+  uint64_t seed = 0;
+  std::vector<std::pair<int32_t, float>> logit_bias;
+
+  Status validate(int64_t vocab) const;
+};
+
+class Sampler {
+ public:
+  Sampler(const SamplingParams& params, int64_t vocab, uint64_t stream = 0);
+
+  // prompt and generated are the ids so far; counter is the number of tokens generated before.
+  Result<int32_t> sample(std::span<const float> logits, std::span<const int32_t> prompt, std::span<const int32_t> generated);
+
+ private:
+  SamplingParams params_;
+  Rng rng_;
+  std::vector<float> scores_;
+  std::vector<int32_t> order_;
+  std::vector<int32_t> counts_;
+};
+
+// Lowest index of the largest logit; -1 when any is NaN.
+int32_t argmax(std::span<const float> logits);
+
+}  // namespace k3::ops
