@@ -82,7 +82,25 @@ std::string Tensor::shape_text() const {
   return text + "]";
 }
 
-void Storage::Free::operator()(std::byte* p) const { std::free(p); }
+void Storage::Free::operator()(std::byte* p) const {
+  if (mapped_bytes > 0) {
+    ::munmap(p, static_cast<size_t>(mapped_bytes));
+  } else {
+    std::free(p);
+  }
+}
+
+Result<Storage> Storage::reserve(int64_t bytes) {
+  Storage out;
+  if (bytes == 0) return out;
+  void* memory = bytes < 0 ? MAP_FAILED
+                           : ::mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE,
+                                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) return fail(Code::exhausted, "no address space for {}", format_bytes(bytes));
+  out.data_ = std::unique_ptr<std::byte[], Free>(static_cast<std::byte*>(memory), Free(bytes));
+  out.size_bytes_ = bytes;
+  return out;
+}
 
 Result<Storage> Storage::allocate(int64_t bytes) {
   Storage out;

@@ -58,6 +58,8 @@ class Storage {
  public:
   Storage() = default;
   static Result<Storage> allocate(int64_t bytes);  // exhausted when the system has no memory
+  // Address space whose pages cost memory only once touched (caches sized for the longest context).
+  static Result<Storage> reserve(int64_t bytes);
 
   std::byte* data() const { return data_.get(); }
   int64_t size_bytes() const { return size_bytes_; }
@@ -65,6 +67,9 @@ class Storage {
 
  private:
   struct Free {
+    int64_t mapped_bytes;  // 0: from the heap
+    Free() : mapped_bytes(0) {}
+    explicit Free(int64_t mapped) : mapped_bytes(mapped) {}
     void operator()(std::byte* p) const;
   };
   std::unique_ptr<std::byte[], Free> data_;

@@ -1,0 +1,34 @@
+// Purpose:  the tokens of one step and the views through which their history enters: whole prompts, chunks,
+//           single tokens and mixtures of them are all a Batch.
+// Shapes:   tokens [T] flattened; offsets [B + 1]; history [B] tokens already in the caches; caches [layers].
+// Units:    tokens.
+// Memory:   non-owning spans; the caches behind the views are read and advanced by a forward.
+// Threads:  one forward at a time for the same caches.
+// Errors:   none.
+// Source:   architecture: "One model definition"; serving.md 1.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "k3/ops/paged.h"
+
+namespace k3 {
+
+struct LayerCache {
+  ops::StateSlots state;                // KDA layers
+  std::span<const ops::PagedKv> pages;  // MLA layers, [B]
+};
+
+struct Batch {
+  std::span<const int32_t> tokens;
+  std::span<const int64_t> offsets;
+  std::span<const int64_t> history;
+  std::span<const LayerCache> caches;
+  std::span<const int64_t> logit_rows;  // indices into tokens whose logits are wanted, ascending
+
+  int64_t token_count() const { return static_cast<int64_t>(tokens.size()); }
+  int64_t sequence_count() const { return static_cast<int64_t>(history.size()); }
+};
+
+}  // namespace k3

@@ -1,0 +1,27 @@
+// Purpose:  the layer functions: written once, forward only, for every phase and device.
+// Shapes:   x [T, hidden] f32, already normalised; out [T, hidden] f32.
+// Units:    none.
+// Memory:   out is overwritten; caches of the batch are advanced; scratch from the workspace.
+// Threads:  one step at a time per Ctx.
+// Errors:   none; arguments are checked by the loader and the ops.
+// Source:   model.md 3.3-3.6.
+#pragma once
+
+#include "k3/format/config.h"
+#include "k3/model/batch.h"
+#include "k3/model/weights.h"
+#include "k3/ops/ctx.h"
+#include "k3/ops/situ_glu/situ_glu.h"
+
+namespace k3 {
+
+void kda_layer(const ops::Ctx& ctx, const Config& config, const KdaWeights& w, const Batch& batch, const LayerCache& cache,
+               const Tensor& x, const Tensor& out);
+void mla_layer(const ops::Ctx& ctx, const Config& config, const MlaWeights& w, const Batch& batch, const LayerCache& cache,
+               const Tensor& x, const Tensor& out);
+void mlp_layer(const ops::Ctx& ctx, const ops::Glu& activation, const MlpWeights& w, const Tensor& x, const Tensor& out);
+void moe_layer(const ops::Ctx& ctx, const Config& config, const MoeWeights& w, const Tensor& x, const Tensor& out);
+
+ops::Glu activation_of(const Config& config);
+
+}  // namespace k3

@@ -1,0 +1,92 @@
+// Purpose:  a loaded model and a runner that feeds it tokens.
+// Shapes:   logits rows [vocab] f32.
+// Units:    tokens.
+// Memory:   Model owns weights; Runner owns caches, workspace and logits.
+// Threads:  a Model is immutable after load and may serve several Runners; a Runner is used by one thread.
+// Errors:   load: what the checkpoint or config is wrong about. feed: invalid_argument for ids outside the
+//           vocabulary, exhausted when the context is full (nothing is computed then).
+// Source:   model.md 3.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "k3/format/checkpoint.h"
+#include "k3/format/config.h"
+#include "k3/model/forward.h"
+#include "k3/model/sequence.h"
+#include "k3/model/weights.h"
+#include "k3/ops/ctx.h"
+
+namespace k3 {
+
+class Model {
+ public:
+  // A folder, or its config.json.
+  static Result<Model> load(const std::string& path, ThreadPool& pool, const LoadProgress& progress = {});
+
+  const Config& config() const { return config_; }
+  const WeightSet& weights() const { return weights_; }
+  const std::string& folder() const { return folder_; }
+  Status check_ids(std::span<const int32_t> ids) const;
+
+ private:
+  Config config_;
+  WeightSet weights_;
+  std::string folder_;
+};
+
+// The folder of a model path that may be the folder or its config file.
+std::string model_folder(const std::string& path);
+
+struct RunnerOptions {
+  ops::Policy policy = ops::Policy::bf16;
+  ops::Isa isa = ops::detect_isa();
+  bool deterministic = false;
+  int64_t sequences = 1;
+  int64_t ctx_tokens = 8192;
+  int64_t chunk_tokens = 512;  // most tokens of one forward; bounds the workspace
+};
+
+// The tokens of one sequence in a step; which of them want logits.
+struct StepInput {
+  int32_t sequence = 0;
+  std::span<const int32_t> tokens;
+  enum class Logits { none, last, all } logits = Logits::last;
+};
+
+class Runner {
+ public:
+  static Result<Runner> create(const Model& model, ThreadPool& pool, const RunnerOptions& options);
+
+  // One forward over all inputs; returns the logits rows in order, valid until the next call.
+  Result<Tensor> step(std::span<const StepInput> inputs);
+
+  // Feeds one sequence in chunks; the logits of the last token. `progress` hears the tokens done and may answer
+  // false to stop between chunks (cancelled; the tokens so far are in the cache).
+  Result<std::span<const float>> feed(int32_t sequence, std::span<const int32_t> tokens,
+                                      const std::function<bool(int64_t done_tokens)>& progress = {});
+
+  void reset(int32_t sequence) { cache_.reset(sequence); }
+  int64_t length(int32_t sequence) const { return cache_.length(sequence); }
+  int64_t room(int32_t sequence) const { return cache_.room(sequence); }
+  const RunnerOptions& options() const { return options_; }
+  const Model& model() const { return *model_; }
+  ops::Ctx& ctx() { return ctx_; }
+
+ private:
+  Runner(const Model& model, ThreadPool& pool, const RunnerOptions& options, SequencePool cache);
+
+  const Model* model_;
+  RunnerOptions options_;
+  SequencePool cache_;
+  std::unique_ptr<Workspace> workspace_;
+  ops::Ctx ctx_;
+  std::vector<float> logits_;
+  std::vector<int32_t> tokens_, sequences_;
+  std::vector<int64_t> offsets_, history_, rows_;
+};
+
+}  // namespace k3

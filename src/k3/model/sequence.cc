@@ -1,0 +1,74 @@
+#include "k3/model/sequence.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "k3/base/units.h"
+
+namespace k3 {
+namespace {
+
+int64_t state_elements(const Config& c) { return c.kda_num_heads * c.kda_head_dim * c.kda_head_dim; }
+int64_t conv_elements(const Config& c) { return 3 * (c.short_conv_kernel_size - 1) * c.kda_width(); }
+int64_t latent_width(const Config& c) { return c.kv_lora_rank + c.qk_rope_head_dim; }
+
+}  // namespace
+
+Result<SequencePool> SequencePool::create(const Config& config, ops::Policy policy, int64_t sequences, int64_t ctx_tokens) {
+  SequencePool pool;
+  pool.config_ = config;
+  pool.cache_dtype_ = policy == ops::Policy::exact ? DType::f32 : DType::bf16;
+  pool.ctx_tokens_ = ctx_tokens;
+  pool.lengths_.assign(static_cast<size_t>(sequences), 0);
+  pool.identity_ = {0};
+  const int64_t element = dtype_bytes(pool.cache_dtype_);
+  const auto layers = static_cast<size_t>(config.num_hidden_layers);
+  pool.layers_.resize(layers);
+  pool.views_.resize(layers);
+  pool.pages_.resize(layers);
+  for (size_t l = 0; l < layers; ++l) {
+    Layer& layer = pool.layers_[l];
+    if (config.is_kda(static_cast<int64_t>(l))) {
+      K3_TRY_ASSIGN(layer.recurrent, Storage::allocate(sequences * state_elements(config) * 4));
+      K3_TRY_ASSIGN(layer.conv, Storage::allocate(sequences * conv_elements(config) * element));
+    } else {
+      K3_TRY_ASSIGN(layer.latents, Storage::reserve(sequences * ctx_tokens * latent_width(config) * element));
+    }
+  }
+  return pool;
+}
+
+void SequencePool::reset(int32_t sequence) {
+  lengths_[static_cast<size_t>(sequence)] = 0;
+  for (Layer& layer : layers_) {
+    for (Storage* storage : {&layer.recurrent, &layer.conv}) {
+      const int64_t bytes = storage->size_bytes() / sequences();
+      if (bytes > 0) std::memset(storage->data() + sequence * bytes, 0, static_cast<size_t>(bytes));
+    }
+  }
+}
+
+std::span<const LayerCache> SequencePool::views(std::span<const int32_t> sequences) {
+  slots_.assign(sequences.begin(), sequences.end());
+  for (size_t l = 0; l < layers_.size(); ++l) {
+    const Layer& layer = layers_[l];
+    LayerCache& view = views_[l];
+    if (config_.is_kda(static_cast<int64_t>(l))) {
+      view.state = {reinterpret_cast<float*>(layer.recurrent.data()), state_elements(config_), layer.conv.data(), cache_dtype_,
+                    conv_elements(config_), slots_.data()};
+      continue;
+    }
+    // One page per sequence that is as long as the context: the contiguous case of the paged view.
+    std::vector<ops::PagedKv>& pages = pages_[l];
+    pages.resize(sequences.size());
+    const int64_t width = latent_width(config_);
+    for (size_t s = 0; s < sequences.size(); ++s) {
+      std::byte* base = layer.latents.data() + sequences[s] * ctx_tokens_ * width * dtype_bytes(cache_dtype_);
+      pages[s] = {base, cache_dtype_, width, ctx_tokens_, ctx_tokens_ * width, width, identity_.data()};
+    }
+    view.pages = pages;
+  }
+  return views_;
+}
+
+}  // namespace k3

@@ -1,0 +1,49 @@
+// Purpose:  the caches of a fixed number of sequences outside a serving engine: KDA state, conv tail, latents.
+// Shapes:   per KDA layer and sequence: state [H, Dv, Dk] f32, conv [3, K - 1, H * D]; per MLA layer and sequence:
+//           latents [ctx_tokens, R + rope]. Conv and latent are FP32 in policy exact, BF16 in policy bf16.
+// Units:    tokens.
+// Memory:   state is allocated at once; latents are reserved for ctx_tokens and cost memory as they fill.
+// Threads:  one thread at a time.
+// Errors:   create: exhausted when the memory is not there. Room is checked by room() before a step.
+// Source:   model.md 3.3, 3.4, 7.3.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "k3/format/config.h"
+#include "k3/model/batch.h"
+#include "k3/ops/ctx.h"
+#include "k3/tensor/tensor.h"
+
+namespace k3 {
+
+class SequencePool {
+ public:
+  static Result<SequencePool> create(const Config& config, ops::Policy policy, int64_t sequences, int64_t ctx_tokens);
+
+  int64_t ctx_tokens() const { return ctx_tokens_; }
+  int64_t sequences() const { return static_cast<int64_t>(lengths_.size()); }
+  int64_t length(int32_t sequence) const { return lengths_[static_cast<size_t>(sequence)]; }
+  int64_t room(int32_t sequence) const { return ctx_tokens_ - length(sequence); }
+  void reset(int32_t sequence);
+  void advance(int32_t sequence, int64_t tokens) { lengths_[static_cast<size_t>(sequence)] += tokens; }
+
+  // Views of the given sequences, in this order, for a Batch. Valid until the next call.
+  std::span<const LayerCache> views(std::span<const int32_t> sequences);
+
+ private:
+  struct Layer {
+    Storage recurrent, conv, latents;
+  };
+  Config config_;
+  DType cache_dtype_ = DType::f32;
+  int64_t ctx_tokens_ = 0;
+  std::vector<Layer> layers_;
+  std::vector<int64_t> lengths_;
+  std::vector<int32_t> slots_, identity_;
+  std::vector<LayerCache> views_;
+  std::vector<std::vector<ops::PagedKv>> pages_;
+};
+
+}  // namespace k3

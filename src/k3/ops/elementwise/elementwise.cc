@@ -1,0 +1,42 @@
+#include "k3/ops/elementwise/elementwise.h"
+
+#include <cmath>
+
+namespace k3::ops {
+namespace {
+
+// Below this many elements a parallel region costs more than the work.
+constexpr int64_t kGrain = 16384;
+
+void check(const Tensor& x, const Tensor& y) {
+  K3_CHECK(x.contiguous() && y.contiguous() && x.size() == y.size(), "{} with {}", x.shape_text(), y.shape_text());
+}
+
+}  // namespace
+
+void add(const Ctx& ctx, const Tensor& x, const Tensor& y) noexcept {
+  check(x, y);
+  const float* in = x.f32();
+  float* out = y.f32();
+  ctx.pool->parallel_for(y.size(), kGrain, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) out[i] += in[i];
+  });
+}
+
+void sigmoid_gate(const Ctx& ctx, const Tensor& gate, const Tensor& y) noexcept {
+  check(gate, y);
+  const float* in = gate.f32();
+  float* out = y.f32();
+  ctx.pool->parallel_for(y.size(), kGrain, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) out[i] /= 1.0F + std::exp(-in[i]);
+  });
+}
+
+void sigmoid_gate_ref(const Tensor& gate, const Tensor& y) noexcept {
+  check(gate, y);
+  for (int64_t i = 0; i < y.size(); ++i) {
+    y.f32()[i] = static_cast<float>(y.f32()[i] / (1.0 + std::exp(-static_cast<double>(gate.f32()[i]))));
+  }
+}
+
+}  // namespace k3::ops
