@@ -1,0 +1,176 @@
+#include "k3/cli/common.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <chrono>
+#include <cstdio>
+#include <random>
+
+#include "k3/base/file.h"
+#include "k3/base/progress.h"
+#include "k3/base/utf8.h"
+
+namespace k3::cli {
+namespace {
+
+constexpr int64_t kDefaultCtx = 32768;
+constexpr int64_t kMaxInputBytes = int64_t{1} << 30;
+
+int threads_of(int wanted) { return wanted > 0 ? wanted : available_threads(); }
+
+size_t display_width(std::string_view text) {
+  size_t width = 0;
+  for (const char c : text) width += (static_cast<unsigned char>(c) & 0xC0) != 0x80 ? 1 : 0;
+  return width;
+}
+
+}  // namespace
+
+Result<LoadedModel> load_model(const std::string& path, const ComputeOptions& options) {
+  const auto start = std::chrono::steady_clock::now();
+  LoadedModel loaded;
+  loaded.pool = std::make_unique<ThreadPool>(threads_of(options.threads));
+  std::optional<Progress> bar;
+  auto model = Model::load(path, *loaded.pool, [&](int64_t done, int64_t total) {
+    if (!bar) bar.emplace("loading", total, "B");
+    bar->update(done);
+  });
+  bar.reset();
+  if (!model.ok()) return std::move(model).take_error();
+  loaded.model = std::make_unique<Model>(*std::move(model));
+  loaded.load_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return loaded;
+}
+
+Result<RunnerOptions> runner_options(const ComputeOptions& options, const Config& config) {
+  RunnerOptions out;
+  out.policy = options.policy == "exact" ? ops::Policy::exact : ops::Policy::bf16;
+  if (options.isa != "auto") out.isa = *ops::isa_from_name(options.isa);
+  out.deterministic = options.deterministic;
+  out.chunk_tokens = options.chunk_tokens;
+  const int64_t limit = config.max_position_embeddings > 0 ? config.max_position_embeddings : kDefaultCtx;
+  out.ctx_tokens = options.ctx_tokens > 0 ? options.ctx_tokens : std::min(kDefaultCtx, limit);
+  if (out.ctx_tokens > limit) {
+    return fail(Code::invalid_argument, "--ctx {} is more than the {} tokens this model was made for", out.ctx_tokens, limit);
+  }
+  return out;
+}
+
+Result<Tokenizer> load_tokenizer(const std::string& model) { return Tokenizer::load(model_folder(model)); }
+
+ops::SamplingParams sampling_params(const SamplingOptions& options, const GenerationConfig& defaults) {
+  ops::SamplingParams p;
+  p.temperature = options.temperature.value_or(static_cast<float>(defaults.temperature.value_or(1.0)));
+  p.top_p = options.top_p.value_or(static_cast<float>(defaults.top_p.value_or(0.95)));
+  p.top_k = options.top_k.value_or(defaults.top_k.value_or(0));
+  p.min_p = options.min_p.value_or(0.0F);
+  p.repetition_penalty = options.repetition_penalty.value_or(1.0F);
+  p.presence_penalty = options.presence_penalty.value_or(0.0F);
+  p.seed = options.seed ? *options.seed : std::random_device{}();
+  return p;
+}
+
+std::vector<int32_t> stop_ids(const Config& config, const GenerationConfig& generation, const Tokenizer& tokenizer,
+                              std::string_view end_token) {
+  std::vector<int32_t> ids = generation.eos_token_ids;
+  if (config.eos_token_id) ids.push_back(*config.eos_token_id);
+  for (const std::string_view name : {end_token, std::string_view("[EOS]")}) {
+    if (const auto id = tokenizer.special(name)) ids.push_back(*id);
+  }
+  std::sort(ids.begin(), ids.end());
+  ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
+  return ids;
+}
+
+Result<std::string> read_stdin() {
+  std::string text;
+  char buffer[1 << 16];
+  size_t n = 0;
+  while ((n = std::fread(buffer, 1, sizeof(buffer), stdin)) > 0) {
+    text.append(buffer, n);
+    if (static_cast<int64_t>(text.size()) > kMaxInputBytes) return fail(Code::exhausted, "stdin is over 1 GiB");
+  }
+  if (std::ferror(stdin) != 0) return fail(Code::unavailable, "cannot read stdin");
+  return text;
+}
+
+Result<std::string> read_input(const std::optional<std::string>& text, const std::optional<std::string>& file,
+                               std::string_view what, std::string_view options_hint) {
+  std::string out;
+  if (text) {
+    out = *text;
+  } else if (file && *file != "-") {
+    K3_TRY_ASSIGN(out, read_file(*file, kMaxInputBytes));
+  } else {
+    if (!file && ::isatty(STDIN_FILENO) == 1) return fail(Code::invalid_argument, "no {}: {}", what, options_hint);
+    K3_TRY_ASSIGN(out, read_stdin());
+  }
+  const size_t valid = utf8_valid_prefix(out);
+  if (valid != out.size()) return fail(Code::invalid_argument, "the {} is not UTF-8 text: byte {} is wrong", what, valid);
+  return out;
+}
+
+Result<std::vector<int32_t>> parse_ids(const std::string& given) {
+  std::string text = given;
+  if (text.starts_with('@')) {
+    K3_TRY_ASSIGN(text, text == "@-" ? read_stdin() : read_file(text.substr(1), kMaxInputBytes));
+  }
+  std::vector<int32_t> ids;
+  const char* at = text.data();
+  const char* const end = at + text.size();
+  while (at != end) {
+    if (std::string_view(" \t\r\n,[]").find(*at) != std::string_view::npos) {
+      ++at;
+      continue;
+    }
+    int32_t id = 0;
+    const auto [next, error] = std::from_chars(at, end, id);
+    if (error != std::errc()) {
+      const std::string around = utf8_repair(std::string_view(at, std::min<size_t>(16, static_cast<size_t>(end - at))));
+      return fail(Code::invalid_argument, "'{}' at byte {} of the ids is not a token id; write for example 12,34,56 or @file",
+                  around, at - text.data());
+    }
+    ids.push_back(id);
+    at = next;
+  }
+  return ids;
+}
+
+std::string Table::text() const {
+  std::vector<size_t> widths;
+  for (const auto& row : rows_) {
+    widths.resize(std::max(widths.size(), row.size()));
+    for (size_t c = 0; c < row.size(); ++c) widths[c] = std::max(widths[c], display_width(row[c]));
+  }
+  std::string out;
+  for (const auto& row : rows_) {
+    for (size_t c = 0; c < row.size(); ++c) {
+      const std::string pad(widths[c] - display_width(row[c]), ' ');
+      if (c > 0) out += "  ";
+      out += c == 0 ? row[c] + pad : pad + row[c];
+    }
+    out.erase(out.find_last_not_of(' ') + 1);
+    out += '\n';
+  }
+  return out;
+}
+
+void note(const std::string& text) {
+  const bool colour = use_colour(STDERR_FILENO);
+  std::fprintf(stderr, "%s%s%s\n", colour ? "\x1b[2m" : "", text.c_str(), colour ? "\x1b[0m" : "");
+}
+
+void print_out(std::string_view text) { std::fwrite(text.data(), 1, text.size(), stdout); }
+
+Status prepare_output_folder(const std::string& folder, bool force) {
+  for (const char* name : {"model.safetensors.index.json", "config.json"}) {
+    if (!force && path_exists(join_path(folder, name))) {
+      return fail(Code::invalid_argument, "{} already holds a model ({}); choose another folder or add --force", folder, name);
+    }
+  }
+  return make_directories(folder);
+}
+
+}  // namespace k3::cli

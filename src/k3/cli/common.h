@@ -1,0 +1,66 @@
+// What several commands share: loading with a progress bar, runner options, inputs, id lists, tables.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "k3/base/threads.h"
+#include "k3/cli/options.h"
+#include "k3/format/generation_config.h"
+#include "k3/format/tokenizer.h"
+#include "k3/model/model.h"
+#include "k3/ops/sampling/sampling.h"
+
+namespace k3::cli {
+
+struct LoadedModel {
+  std::unique_ptr<ThreadPool> pool;
+  std::unique_ptr<Model> model;
+  double load_seconds = 0;
+};
+
+Result<LoadedModel> load_model(const std::string& path, const ComputeOptions& options);
+Result<RunnerOptions> runner_options(const ComputeOptions& options, const Config& config);
+
+// The tokenizer of a model folder (or of the folder of its config.json).
+Result<Tokenizer> load_tokenizer(const std::string& model);
+
+// Explicit options win over the checkpoint's generation_config.json, which wins over temperature 1, top-p 0.95.
+ops::SamplingParams sampling_params(const SamplingOptions& options, const GenerationConfig& defaults);
+
+// Every id that ends an answer: generation_config, config, and the named special when the tokenizer has it.
+std::vector<int32_t> stop_ids(const Config& config, const GenerationConfig& generation, const Tokenizer& tokenizer,
+                              std::string_view end_token);
+
+// The given text, else the file ("-" is stdin), else stdin. Asks for nothing when stdin is a terminal: an error that
+// names the options instead.
+Result<std::string> read_input(const std::optional<std::string>& text, const std::optional<std::string>& file,
+                               std::string_view what, std::string_view options_hint);
+Result<std::string> read_stdin();
+
+// "1,2 3", a JSON array, or @file with either.
+Result<std::vector<int32_t>> parse_ids(const std::string& text);
+
+// A table with aligned columns: the first left, the others right. For people; programs use --json.
+class Table {
+ public:
+  explicit Table(std::vector<std::string> header) { rows_.push_back(std::move(header)); }
+  void row(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
+  std::string text() const;
+
+ private:
+  std::vector<std::vector<std::string>> rows_;
+};
+
+// A note for people on stderr (dim on a terminal).
+void note(const std::string& text);
+
+void print_out(std::string_view text);  // stdout, all of it
+
+// Creates OUT; refuses a folder that already holds a checkpoint unless forced.
+Status prepare_output_folder(const std::string& folder, bool force);
+
+}  // namespace k3::cli

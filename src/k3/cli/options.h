@@ -1,0 +1,116 @@
+// One struct per subcommand, filled by parse.cc (CLI11), validated once there, read by the commands.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace k3::cli {
+
+// Options of every command that computes.
+struct ComputeOptions {
+  int threads = 0;              // 0: all that the process may use
+  std::string policy = "bf16";  // exact | bf16
+  std::string isa = "auto";
+  int64_t ctx_tokens = 0;  // 0: 32,768 or the model's limit, whichever is less
+  int64_t chunk_tokens = 512;
+  bool deterministic = false;
+};
+
+struct SamplingOptions {
+  std::optional<float> temperature, top_p, min_p, repetition_penalty, presence_penalty;
+  std::optional<int64_t> top_k;
+  std::optional<uint64_t> seed;
+  int64_t max_tokens = 0;
+  std::vector<std::string> stop;
+};
+
+struct ThinkOptions {
+  std::string think;   // "", on, off
+  std::string effort;  // "", low, high, max
+};
+
+struct RunOptions {
+  std::string model;
+  std::optional<std::string> prompt, file, system;
+  bool raw = false, json = false;
+  ComputeOptions compute;
+  SamplingOptions sampling;
+  ThinkOptions thinking;
+};
+
+struct ChatOptions {
+  std::string model;
+  std::string system;
+  ComputeOptions compute;
+  SamplingOptions sampling;
+  ThinkOptions thinking;
+};
+
+struct InspectOptions {
+  std::string path;
+  bool json = false;
+};
+
+struct TokenizeOptions {
+  std::string model;
+  std::optional<std::string> text, file;
+  bool specials = false, json = false;
+};
+
+struct DetokenizeOptions {
+  std::string model;
+  std::optional<std::string> ids;
+  bool skip_specials = false, json = false;
+};
+
+struct RenderOptions {
+  std::string model, request;
+  bool json = false;
+};
+
+struct LogitsOptions {
+  std::string model, out;
+  std::string ids;
+  int64_t split = 0;  // 0: the whole prompt in chunks of the default size
+  bool json = false;
+  ComputeOptions compute;
+};
+
+struct PerplexityOptions {
+  std::string model;
+  std::optional<std::string> file, ids;
+  int64_t window = 1024;
+  bool json = false;
+  ComputeOptions compute;
+};
+
+struct InitOptions {
+  std::string config, out;
+  std::vector<std::string> set;
+  uint64_t seed = 0;
+  int64_t shards = 1;
+  bool no_vision = false, force = false;
+  int threads = 0;
+};
+
+struct ConvertOptionsCli {
+  std::string model, out;
+  std::string experts = "keep";  // keep | mxfp4 | bf16
+  std::string trunk = "keep";    // keep | bf16 | f16 | f32
+  std::optional<int64_t> shards;
+  bool force = false;
+};
+
+struct BenchOptions {
+  std::string model;
+  std::vector<int64_t> prefill = {128, 512};
+  int64_t decode = 64;
+  int64_t depth = 0;
+  int64_t repeats = 3;
+  bool json = false;
+  ComputeOptions compute;
+};
+
+}  // namespace k3::cli

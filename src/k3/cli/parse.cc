@@ -1,0 +1,237 @@
+// The command line: every option of every command, its help and its checks. Commands live in cmd_*.cc.
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <csignal>
+#include <cstdio>
+
+#include "k3/base/progress.h"
+#include "k3/cli/commands.h"
+#include "k3/cli/exit_codes.h"
+#include "k3/cli/version.h"
+#include "k3/ops/cpu/isa.h"
+
+namespace k3::cli {
+namespace {
+
+constexpr const char* kModelHelp = "Model folder in the released Hugging Face layout, or its config.json";
+
+void add_model(CLI::App& app, std::string& model) { app.add_option("MODEL", model, kModelHelp)->required(); }
+
+void add_compute(CLI::App& app, ComputeOptions& o) {
+  const char* group = "Computing";
+  app.add_option("-t,--threads", o.threads, "Worker threads (default: all this process may use)")
+      ->check(CLI::Range(1, 1024))
+      ->group(group);
+  app.add_option("--policy", o.policy, "bf16: round matrix inputs, conv tail and latent to BF16 (default). exact: FP32 throughout")
+      ->check(CLI::IsMember({"bf16", "exact"}))
+      ->group(group);
+  app.add_option("--cpu-isa", o.isa, "Instruction set: auto, " + ops::isa_names() + " (default auto)")
+      ->check(CLI::IsMember({"auto", "scalar", "avx2", "avx512", "amx"}))
+      ->group(group);
+  app.add_option("--ctx", o.ctx_tokens, "Context in tokens (default: 32768, or the model's limit if that is less)")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 24))
+      ->group(group);
+  app.add_flag("--deterministic", o.deterministic,
+               "Same bits for a token whatever the chunking, the neighbours and the thread count")
+      ->group(group);
+}
+
+void add_sampling(CLI::App& app, SamplingOptions& o) {
+  const char* group = "Sampling (defaults: the checkpoint's generation_config.json)";
+  app.add_option("--temperature", o.temperature, "0 takes the most likely token (greedy)")->check(CLI::Range(0.0, 100.0))->group(group);
+  app.add_option("--top-p", o.top_p, "Keep the most likely tokens up to this total probability")->check(CLI::Range(0.0, 1.0))->group(group);
+  app.add_option("--top-k", o.top_k, "Keep the k most likely tokens (0: all)")->check(CLI::NonNegativeNumber)->group(group);
+  app.add_option("--min-p", o.min_p, "Drop tokens below this fraction of the best probability")->check(CLI::Range(0.0, 1.0))->group(group);
+  app.add_option("--repetition-penalty", o.repetition_penalty, "Above 1 discourages tokens already in the text")
+      ->check(CLI::PositiveNumber)
+      ->group(group);
+  app.add_option("--presence-penalty", o.presence_penalty, "-2 to 2, for tokens already generated")->check(CLI::Range(-2.0, 2.0))->group(group);
+  app.add_option("--seed", o.seed, "Same seed, same answer")->group(group);
+  app.add_option("-n,--max-tokens", o.max_tokens, "Longest answer in tokens (default: until it ends or the context is full)")
+      ->check(CLI::PositiveNumber)
+      ->group(group);
+  app.add_option("--stop", o.stop, "End the answer at this text (may be given several times)")->group(group);
+}
+
+void add_thinking(CLI::App& app, ThinkOptions& o) {
+  app.add_option("--think", o.think, "Let the model think first: on or off (default: the checkpoint's)")->check(CLI::IsMember({"on", "off"}));
+  app.add_option("--effort", o.effort, "How much it thinks: low, high, max")->check(CLI::IsMember({"low", "high", "max"}));
+}
+
+void add_json(CLI::App& app, bool& json) { app.add_flag("--json", json, "Print JSON for programs"); }
+
+struct AllOptions {
+  RunOptions run;
+  ChatOptions chat;
+  InspectOptions inspect;
+  TokenizeOptions tokenize;
+  DetokenizeOptions detokenize;
+  RenderOptions render;
+  LogitsOptions logits;
+  PerplexityOptions perplexity;
+  InitOptions init;
+  ConvertOptionsCli convert;
+  BenchOptions bench;
+};
+
+template <class Options>
+void bind(CLI::App* app, Status& status, Options& options, Status (*command)(const Options&)) {
+  app->callback([&status, &options, command] { status = command(options); });
+}
+
+void add_use_commands(CLI::App& app, AllOptions& o, Status& status) {
+  CLI::App* run = app.add_subcommand("run", "Answer one prompt")->group("Use a model");
+  run->footer(
+      "The answer alone goes to stdout; notes and speeds go to stderr.\n"
+      "A chat model is given the prompt as a user's message, unless --raw.\n\n"
+      "Examples:\n"
+      "  k3 run models/k3-mini -p 'What is the capital of France?' --temperature 0\n"
+      "  k3 run models/k3-mini --raw -p 'It was a dark and stormy night' -n 100\n"
+      "  git diff | k3 run MODEL --system 'Write a commit message for this change.'");
+  add_model(*run, o.run.model);
+  auto* prompt = run->add_option("-p,--prompt", o.run.prompt, "The prompt (default: read it from stdin)");
+  run->add_option("-f,--file", o.run.file, "Read the prompt from a file")->excludes(prompt);
+  run->add_option("--system", o.run.system, "A system message before the prompt");
+  run->add_flag("--raw", o.run.raw, "Continue the text as it is, without a chat format ([BOS] is put before it)");
+  add_json(*run, o.run.json);
+  add_thinking(*run, o.run.thinking);
+  add_sampling(*run, o.run.sampling);
+  add_compute(*run, o.run.compute);
+  bind(run, status, o.run, run_command);
+
+  CLI::App* chat = app.add_subcommand("chat", "Talk with a model")->group("Use a model");
+  chat->footer("Type /help inside. Ctrl-C stops the answer, Ctrl-D leaves.");
+  add_model(*chat, o.chat.model);
+  chat->add_option("--system", o.chat.system, "A system message");
+  add_thinking(*chat, o.chat.thinking);
+  add_sampling(*chat, o.chat.sampling);
+  add_compute(*chat, o.chat.compute);
+  bind(chat, status, o.chat, chat_command);
+}
+
+void add_look_commands(CLI::App& app, AllOptions& o, Status& status) {
+  const char* group = "Look at one";
+  CLI::App* inspect = app.add_subcommand("inspect", "Layers, parameters, bytes, FLOPs and cache sizes; shards present or missing")->group(group);
+  inspect->footer("Works from a config.json alone. Example:\n  k3 inspect models/k3-mini");
+  inspect->add_option("PATH", o.inspect.path, "Model folder or config.json")->required();
+  add_json(*inspect, o.inspect.json);
+  bind(inspect, status, o.inspect, inspect_command);
+
+  CLI::App* tokenize = app.add_subcommand("tokenize", "Text to token ids")->group(group);
+  add_model(*tokenize, o.tokenize.model);
+  auto* text = tokenize->add_option("TEXT", o.tokenize.text, "The text (default: stdin)");
+  tokenize->add_option("-f,--file", o.tokenize.file, "Read the text from a file")->excludes(text);
+  tokenize->add_flag("--specials", o.tokenize.specials, "Names of special tokens in the text become tokens");
+  add_json(*tokenize, o.tokenize.json);
+  bind(tokenize, status, o.tokenize, tokenize_command);
+
+  CLI::App* detokenize = app.add_subcommand("detokenize", "Token ids to text")->group(group);
+  add_model(*detokenize, o.detokenize.model);
+  detokenize->add_option("IDS", o.detokenize.ids, "Ids separated by commas or spaces (default: stdin)");
+  detokenize->add_flag("--skip-specials", o.detokenize.skip_specials, "Leave special tokens out");
+  add_json(*detokenize, o.detokenize.json);
+  bind(detokenize, status, o.detokenize, detokenize_command);
+
+  CLI::App* render = app.add_subcommand("render", "A chat request to the exact prompt")->group(group);
+  add_model(*render, o.render.model);
+  render->add_option("REQUEST", o.render.request, "OpenAI-style chat request (JSON file, or - for stdin)")->required();
+  render->add_flag("--json", o.render.json, R"(Print {"text", "ids"})");
+  bind(render, status, o.render, render_command);
+
+  CLI::App* logits = app.add_subcommand("logits", "Logits of every position, as float32 [tokens, vocab] in a .npy file")->group(group);
+  add_model(*logits, o.logits.model);
+  logits->add_option("--ids", o.logits.ids, "Token ids: 1,2,3 or @file")->required();
+  logits->add_option("--out", o.logits.out, "The .npy file to write")->required();
+  logits->add_option("--chunk", o.logits.split, "Feed the prompt in chunks of N tokens (default: whole, up to 512 at a time)")->check(CLI::PositiveNumber);
+  add_json(*logits, o.logits.json);
+  add_compute(*logits, o.logits.compute);
+  bind(logits, status, o.logits, logits_command);
+
+  CLI::App* perplexity = app.add_subcommand("perplexity", "How well a model predicts a text: nats per token, bits per byte")->group(group);
+  add_model(*perplexity, o.perplexity.model);
+  auto* file = perplexity->add_option("-f,--file", o.perplexity.file, "The text file");
+  perplexity->add_option("--ids", o.perplexity.ids, "Token ids instead of text: 1,2,3 or @file")->excludes(file);
+  perplexity->add_option("--window", o.perplexity.window, "Tokens per window; each starts anew with [BOS] (default 1024)")->check(CLI::PositiveNumber);
+  add_json(*perplexity, o.perplexity.json);
+  add_compute(*perplexity, o.perplexity.compute);
+  bind(perplexity, status, o.perplexity, perplexity_command);
+
+  CLI::App* bench = app.add_subcommand("bench", "Prefill and decode speed")->group(group);
+  bench->footer("Example:\n  k3 bench models/k3-mini --prefill 128,512,2048 --decode 64 -t 2");
+  add_model(*bench, o.bench.model);
+  bench->add_option("--prefill", o.bench.prefill, "Prompt lengths (default 128,512)")->delimiter(',')->check(CLI::PositiveNumber);
+  bench->add_option("--decode", o.bench.decode, "Tokens decoded one by one (default 64)")->check(CLI::PositiveNumber);
+  bench->add_option("--depth", o.bench.depth, "Tokens in the cache before decoding (default 0: one)")->check(CLI::NonNegativeNumber);
+  bench->add_option("-r,--repeats", o.bench.repeats, "Runs of each test; the median is shown (default 3)")->check(CLI::PositiveNumber);
+  add_json(*bench, o.bench.json);
+  add_compute(*bench, o.bench.compute);
+  bind(bench, status, o.bench, bench_command);
+}
+
+void add_make_commands(CLI::App& app, AllOptions& o, Status& status) {
+  const char* group = "Make one";
+  CLI::App* init = app.add_subcommand("init", "Write a random model of a config")->group(group);
+  init->footer(
+      "Examples:\n"
+      "  k3 init models/k3-mini/config.json tiny --set num_hidden_layers=4\n"
+      "  k3 init k3-config.json small --no-vision --set hidden_size=512 --set linear_attn_config.num_heads=4 ...");
+  init->add_option("CONFIG", o.init.config, "config.json, or a model folder")->required();
+  init->add_option("OUT", o.init.out, "The folder to write")->required();
+  init->add_option("--set", o.init.set, "field=value by field name or dotted path; lowering num_hidden_layers trims both layer lists");
+  init->add_option("--seed", o.init.seed, "Random seed (default 0)");
+  init->add_option("--shards", o.init.shards, "Number of weight files (default 1)")->check(CLI::PositiveNumber);
+  init->add_flag("--no-vision", o.init.no_vision, "Leave the vision tower out");
+  init->add_flag("--force", o.init.force, "Write into a folder that already holds a model");
+  init->add_option("-t,--threads", o.init.threads, "Worker threads")->check(CLI::Range(1, 1024));
+  bind(init, status, o.init, init_command);
+
+  CLI::App* convert = app.add_subcommand("convert", "Re-pack a checkpoint; bytes of unchanged tensors pass through")->group(group);
+  convert->footer("Example:\n  k3 convert Kimi-Linear-48B out --experts mxfp4 --shards 8");
+  add_model(*convert, o.convert.model);
+  convert->add_option("OUT", o.convert.out, "The folder to write")->required();
+  convert->add_option("--experts", o.convert.experts, "mxfp4: quantise routed experts; bf16: unpack them (exact)")
+      ->check(CLI::IsMember({"keep", "mxfp4", "bf16"}));
+  convert->add_option("--trunk", o.convert.trunk, "Dtype of all other matrices and norms: bf16, f16, f32")
+      ->check(CLI::IsMember({"keep", "bf16", "f16", "f32"}));
+  convert->add_option("--shards", o.convert.shards, "Number of weight files (default: as the source)")->check(CLI::PositiveNumber);
+  convert->add_flag("--force", o.convert.force, "Write into a folder that already holds a model");
+  bind(convert, status, o.convert, convert_command);
+}
+
+void print_error(const Error& error) {
+  const bool colour = use_colour(STDERR_FILENO);
+  std::fprintf(stderr, "k3: %serror:%s %s\n", colour ? "\x1b[31m" : "", colour ? "\x1b[0m" : "", error.message.c_str());
+}
+
+}  // namespace
+
+int cli_main(int argc, const char* const* argv) {
+  // A reader that goes away (k3 ... | head) ends us quietly, as it ends every filter.
+  std::signal(SIGPIPE, SIG_DFL);
+  CLI::App app("k3: runs models of the Kimi K3 family.", "k3");
+  app.set_version_flag("--version", version_text());
+  app.require_subcommand(1);
+  app.get_formatter()->column_width(34);
+  app.footer(exit_code_help());
+  AllOptions options;
+  Status status;
+  add_use_commands(app, options, status);
+  add_look_commands(app, options, status);
+  add_make_commands(app, options, status);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& e) {
+    const int code = app.exit(e);
+    return code == 0 ? kExitOk : kExitUsage;
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "k3: internal error: %s\n", e.what());
+    return kExitFailure;
+  }
+  if (std::fflush(stdout) != 0 && status.ok()) status = fail(Code::exhausted, "cannot write to stdout");
+  if (status.ok()) return kExitOk;
+  if (status.error().code != Code::cancelled) print_error(status.error());
+  return exit_code(status.error().code);
+}
+
+}  // namespace k3::cli

@@ -1,0 +1,51 @@
+// Stop strings across token borders. The loop itself is tested with a real model in tests/golden.
+#include "k3/engine/generate.h"
+
+#include <gtest/gtest.h>
+
+namespace k3 {
+namespace {
+
+// Feeds `text` in pieces of every size and returns what was shown.
+std::string shown(const std::vector<std::string>& stops, const std::string& text, size_t piece, bool* matched) {
+  StopMatcher matcher(stops);
+  std::string out;
+  for (size_t i = 0; i < text.size(); i += piece) out += matcher.push(text.substr(i, piece));
+  out += matcher.finish();
+  *matched = matcher.matched();
+  return out;
+}
+
+TEST(StopMatcher, CutsAtTheFirstMatchWhateverThePieces) {
+  const struct {
+    std::vector<std::string> stops;
+    std::string text, expected;
+    bool matched;
+  } cases[] = {
+      {{"END"}, "one END two", "one ", true},
+      {{"END"}, "one EN two", "one EN two", false},
+      {{"END"}, "one EN", "one EN", false},
+      {{"aab"}, "aaab", "a", true},
+      {{"xyz", "y"}, "axyz", "ax", true},
+      {{"\n\n"}, "a\nb\n\nc", "a\nb", true},
+      {{}, "text", "text", false},
+  };
+  for (const auto& c : cases) {
+    for (size_t piece = 1; piece <= c.text.size(); ++piece) {
+      bool matched = false;
+      EXPECT_EQ(shown(c.stops, c.text, piece, &matched), c.expected) << c.text << " by " << piece;
+      EXPECT_EQ(matched, c.matched);
+    }
+  }
+}
+
+TEST(StopMatcher, HoldsBackOnlyWhatCouldMatch) {
+  StopMatcher matcher({"STOP"});
+  EXPECT_EQ(matcher.push("abc ST"), "abc ");
+  EXPECT_EQ(matcher.push("x"), "STx");
+  EXPECT_EQ(matcher.push("STO"), "");
+  EXPECT_EQ(matcher.finish(), "STO");
+}
+
+}  // namespace
+}  // namespace k3

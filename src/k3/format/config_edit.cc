@@ -1,0 +1,126 @@
+#include "k3/format/config_edit.h"
+
+#include <nlohmann/json.hpp>
+
+namespace k3 {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Result<Json> parse(std::string_view text) {
+  Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (json.is_discarded() || !json.is_object()) return fail(Code::corrupt, "the config is not a JSON object");
+  return json;
+}
+
+std::string dump(const Json& json) { return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n"; }
+
+Json& text_config(Json& root) {
+  return root.contains("text_config") && root["text_config"].is_object() ? root["text_config"] : root;
+}
+
+// The object that holds `name`, searched in the order people mean it; null when none does.
+Json* owner_of(Json& root, const std::string& name) {
+  Json& text = text_config(root);
+  if (text.contains(name)) return &text;
+  for (const char* inner : {"linear_attn_config", "vision_config"}) {
+    for (Json* outer : {&text, &root}) {
+      if (outer->contains(inner) && (*outer)[inner].is_object() && (*outer)[inner].contains(name)) return &(*outer)[inner];
+    }
+  }
+  return root.contains(name) ? &root : nullptr;
+}
+
+Result<Json*> resolve_path(Json& root, std::string_view path) {
+  Json* at = &root;
+  // "linear_attn_config.num_heads" may leave out the leading "text_config.".
+  const std::string first(path.substr(0, path.find('.')));
+  if (!root.contains(first) && text_config(root).contains(first)) at = &text_config(root);
+  while (true) {
+    const size_t dot = path.find('.');
+    const std::string key(path.substr(0, dot));
+    if (key.empty() || !at->is_object()) {
+      return fail(Code::invalid_argument, "'{}' is not a path to a field of the config", path);
+    }
+    at = &(*at)[key];
+    if (dot == std::string_view::npos) return at;
+    if (at->is_null()) *at = Json::object();
+    path.remove_prefix(dot + 1);
+  }
+}
+
+void trim_layers(Json& root) {
+  Json& text = text_config(root);
+  if (!text.contains("num_hidden_layers") || !text["num_hidden_layers"].is_number_integer()) return;
+  const auto layers = text["num_hidden_layers"].get<int64_t>();
+  if (!text.contains("linear_attn_config") || !text["linear_attn_config"].is_object()) return;
+  for (const char* name : {"full_attn_layers", "kda_layers"}) {
+    Json& lists = text["linear_attn_config"];
+    if (!lists.contains(name) || !lists[name].is_array()) continue;
+    Json kept = Json::array();
+    for (const Json& layer : lists[name]) {
+      if (!layer.is_number_integer() || layer.get<int64_t>() <= layers) kept.push_back(layer);
+    }
+    lists[name] = kept;
+  }
+}
+
+}  // namespace
+
+Result<std::string> edit_config(std::string_view json, std::span<const std::string> assignments) {
+  K3_TRY_ASSIGN(Json root, parse(json));
+  bool layers_changed = false;
+  for (const std::string& assignment : assignments) {
+    const size_t equals = assignment.find('=');
+    if (equals == std::string::npos || equals == 0) {
+      return fail(Code::invalid_argument, "'{}' is not of the form field=value", assignment);
+    }
+    const std::string name = assignment.substr(0, equals);
+    const std::string text = assignment.substr(equals + 1);
+    Json value = Json::parse(text, nullptr, false);
+    if (value.is_discarded()) value = text;
+    if (name.find('.') != std::string::npos) {
+      K3_TRY_ASSIGN(Json* const target, resolve_path(root, name));
+      *target = value;
+    } else {
+      Json* owner = owner_of(root, name);
+      (owner != nullptr ? *owner : text_config(root))[name] = value;
+    }
+    layers_changed |= name == "num_hidden_layers" || name.ends_with(".num_hidden_layers");
+  }
+  if (layers_changed) trim_layers(root);
+  return dump(root);
+}
+
+Result<std::string> remove_vision(std::string_view json) {
+  K3_TRY_ASSIGN(Json root, parse(json));
+  for (const char* name : {"vision_config", "image_placeholder"}) {
+    root.erase(name);
+    text_config(root).erase(name);
+  }
+  return dump(root);
+}
+
+Result<std::string> set_expert_packing(std::string_view json, bool mxfp4) {
+  K3_TRY_ASSIGN(Json root, parse(json));
+  root.erase("quantization_config");
+  Json& text = text_config(root);
+  text.erase("quantization_config");
+  if (mxfp4) {
+    const Json weights = {{"num_bits", 4},          {"type", "float"},   {"symmetric", true},
+                          {"strategy", "group"},    {"group_size", 32},  {"scale_dtype", "torch.uint8"},
+                          {"dynamic", false}};
+    const Json group = {{"targets", {"Linear"}}, {"weights", weights}, {"input_activations", nullptr}, {"output_activations", nullptr}};
+    const Json ignore = {"re:.*self_attn.*", "re:.*shared_experts.*", "re:.*mlp\\.(gate|up|gate_up|down)_proj.*",
+                         "re:.*lm_head.*", "re:.*vision_tower.*", "re:.*mm_projector.*"};
+    text["quantization_config"] = {{"quant_method", "compressed-tensors"},
+                                   {"format", "mxfp4-pack-quantized"},
+                                   {"quantization_status", "compressed"},
+                                   {"kv_cache_scheme", nullptr},
+                                   {"config_groups", {{"group_0", group}}},
+                                   {"ignore", ignore}};
+  }
+  return dump(root);
+}
+
+}  // namespace k3

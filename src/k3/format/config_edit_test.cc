@@ -1,0 +1,58 @@
+// Edits by bare name and dotted path, layer trimming, vision and packing.
+#include "k3/format/config_edit.h"
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+namespace k3 {
+namespace {
+
+using nlohmann::json;
+
+constexpr const char* kNested = R"({"model_type":"kimi_k3","image_placeholder":"x","vision_config":{"patch_size":14},
+ "text_config":{"hidden_size":64,"num_hidden_layers":5,"linear_attn_config":{"num_heads":3,"full_attn_layers":[4,5],
+ "kda_layers":[1,2,3]}}})";
+
+json edited(const std::vector<std::string>& assignments) {
+  const auto out = edit_config(kNested, assignments);
+  EXPECT_TRUE(out.ok());
+  return json::parse(*out);
+}
+
+TEST(ConfigEdit, FindsFieldsByNameAndPath) {
+  const json j = edited({"hidden_size=96", "num_heads=2", "linear_attn_config.head_dim=32", "text_config.hidden_act=situ",
+                         "vision_config.patch_size=16", "new_field=[1,2]"});
+  EXPECT_EQ(j["text_config"]["hidden_size"], 96);
+  EXPECT_EQ(j["text_config"]["linear_attn_config"]["num_heads"], 2);
+  EXPECT_EQ(j["text_config"]["linear_attn_config"]["head_dim"], 32);
+  EXPECT_EQ(j["text_config"]["hidden_act"], "situ");
+  EXPECT_EQ(j["vision_config"]["patch_size"], 16);
+  EXPECT_EQ(j["text_config"]["new_field"], json::parse("[1,2]"));
+}
+
+TEST(ConfigEdit, LoweringLayersTrimsBothLists) {
+  const json j = edited({"num_hidden_layers=2"});
+  EXPECT_EQ(j["text_config"]["linear_attn_config"]["full_attn_layers"], json::array());
+  EXPECT_EQ(j["text_config"]["linear_attn_config"]["kda_layers"], json::parse("[1,2]"));
+}
+
+TEST(ConfigEdit, RefusesWhatIsNotAnAssignment) {
+  for (const std::string bad : {"hidden_size", "=3", "text_config.hidden_size.x=1", "a..b=1"}) {
+    const auto out = edit_config(kNested, std::vector<std::string>{bad});
+    ASSERT_FALSE(out.ok()) << bad;
+    EXPECT_EQ(out.error().code, Code::invalid_argument);
+  }
+  EXPECT_EQ(edit_config("[1]", {}).error().code, Code::corrupt);
+}
+
+TEST(ConfigEdit, VisionAndPacking) {
+  const json plain = json::parse(remove_vision(kNested).value());
+  EXPECT_FALSE(plain.contains("vision_config"));
+  const std::string packed = set_expert_packing(kNested, true).value();
+  EXPECT_EQ(json::parse(packed)["text_config"]["quantization_config"]["format"], "mxfp4-pack-quantized");
+  EXPECT_FALSE(json::parse(set_expert_packing(packed, false).value())["text_config"].contains("quantization_config"));
+}
+
+}  // namespace
+}  // namespace k3

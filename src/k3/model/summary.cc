@@ -1,0 +1,74 @@
+#include "k3/model/summary.h"
+
+namespace k3 {
+namespace {
+
+int64_t product(const std::vector<int64_t>& dims) {
+  int64_t n = 1;
+  for (const int64_t d : dims) n *= d;
+  return n;
+}
+
+// How often a family occurs.
+int64_t occurrences(const Config& c, const ParamFamily& family) {
+  int64_t n = 0;
+  switch (family.scope) {
+    case ParamScope::layer:
+    case ParamScope::expert:
+      for (int64_t l = 0; l < c.num_hidden_layers; ++l) n += family.present(c, l) ? 1 : 0;
+      return family.scope == ParamScope::expert ? n * c.num_experts : n;
+    case ParamScope::global: return family.present(c, -1) ? 1 : 0;
+    case ParamScope::vision: return c.vision ? 1 : 0;
+    case ParamScope::vision_block: return c.vision ? c.vision->num_hidden_layers : 0;
+  }
+  return n;
+}
+
+ComponentTotals totals_of(const Config& c, const ParamFamily& family) {
+  const int64_t count = occurrences(c, family);
+  if (count == 0) return {};
+  const int64_t values = product(family.shape(c));
+  if (family.store == ParamStore::expert && c.experts_mxfp4) {
+    return {2 * count, values * count, (values / 2 + values / 32) * count};
+  }
+  const bool wide = family.store == ParamStore::f32 || (family.store == ParamStore::small && c.nested);
+  // A zero-padded A_log counts as stored, as the released totals do.
+  return {count, values * count, values * count * (wide ? 4 : 2)};
+}
+
+}  // namespace
+
+ModelSummary summarise(const Config& c) {
+  ModelSummary s;
+  for (const ParamFamily& family : param_table()) {
+    const ComponentTotals t = totals_of(c, family);
+    if (t.tensors == 0) continue;
+    for (ComponentTotals* sum : {&s.components[family.component], &s.total}) {
+      sum->tensors += t.tensors;
+      sum->params += t.params;
+      sum->size_bytes += t.size_bytes;
+    }
+    const bool vision = family.component == Component::vision_tower || family.component == Component::projector;
+    const bool table = family.component == Component::embedding && !c.tie_word_embeddings;
+    if (vision || table) continue;
+    const bool routed = family.component == Component::routed_experts;
+    const int64_t params = routed ? t.params / c.num_experts * c.num_experts_per_token : t.params;
+    s.active_params += params;
+    s.active_bytes += routed ? t.size_bytes / c.num_experts * c.num_experts_per_token : t.size_bytes;
+    if (family.matrix) s.matrix_flops_per_token += 2.0 * static_cast<double>(params);
+  }
+  for (int64_t l = 0; l < c.num_hidden_layers; ++l) {
+    ++(c.is_kda(l) ? s.kda_layers : s.mla_layers);
+    ++(c.is_moe(l) ? s.moe_layers : s.dense_layers);
+  }
+  s.state_values_per_sequence = s.kda_layers * c.kda_width() * c.kda_head_dim;
+  s.conv_values_per_sequence = s.kda_layers * 3 * (c.short_conv_kernel_size - 1) * c.kda_width();
+  s.latent_values_per_token = s.mla_layers * (c.kv_lora_rank + c.qk_rope_head_dim);
+  // Per state element: decay, two dots and the update, 7 operations.
+  s.recurrence_flops_per_token = 7.0 * static_cast<double>(s.state_values_per_sequence);
+  s.attention_flops_per_context =
+      2.0 * static_cast<double>(s.mla_layers * c.num_attention_heads * (2 * c.kv_lora_rank + c.qk_rope_head_dim));
+  return s;
+}
+
+}  // namespace k3
