@@ -5,7 +5,8 @@
 // Threads:  may be called concurrently.
 // Errors:   none; every byte has a rank (RankTable checks).
 // Source:   model.md 5.2. A piece that is a token is that token, even where merging would not reach it.
-//           Short pieces scan for the lowest rank, O(n^2) with a tiny constant; long ones use a heap, O(n log n).
+//           Pieces up to 512 bytes scan for the lowest rank, O(n^2) with a tiny constant; longer ones use a heap,
+//           O(n log n).
 #pragma once
 
 #include <cstdint>

@@ -102,19 +102,25 @@ Result<RankTable> RankTable::parse(std::string_view text, std::string_view sourc
 Status RankTable::insert_all(const std::vector<uint32_t>& lines, std::string_view source) {
   slots_.resize(std::bit_ceil(spans_.size() * 2));
   mask_ = slots_.size() - 1;
+  filter_.resize(std::bit_ceil(spans_.size() * 8) / 64);  // 256 KiB for the released vocabulary, 1 bit in 13 set
+  filter_mask_ = filter_.size() - 1;
+  two_byte_ranks_.assign(size_t{1} << 16, kNoRank);
   for (const Span& span : spans_) max_token_bytes_ = std::max<size_t>(max_token_bytes_, span.length);
   for (uint32_t rank = 0; rank < spans_.size(); ++rank) {
     const std::string_view token = bytes(rank);
-    const uint64_t hash = hash_bytes(token.data(), token.size());
-    const Slot slot{static_cast<uint32_t>(hash >> 32), rank};
-    size_t i = hash & mask_;
+    const Key key = make_key(token.data(), token.size());
+    size_t i = key.slot() & mask_;
     for (; slots_[i].rank != kNoRank; i = (i + 1) & mask_) {
-      if (slots_[i].tag == slot.tag && bytes(slots_[i].rank) == token) {
+      if (slots_[i].word == key.word && bytes(slots_[i].rank) == token) {
         return fail(Code::corrupt, "{}: line {}: token {} repeats line {}", source, lines[rank], show(token),
                     lines[slots_[i].rank]);
       }
     }
-    slots_[i] = slot;
+    slots_[i] = {key.word, rank, static_cast<uint32_t>(token.size())};
+    filter_[key.filter_word(filter_mask_)] |= uint64_t{1} << (key.hash & 63);
+    if (token.size() == 2) {
+      two_byte_ranks_[size_t{static_cast<uint8_t>(token[0])} << 8 | static_cast<uint8_t>(token[1])] = rank;
+    }
   }
   for (uint32_t byte = 0; byte < 256; ++byte) {
     const char c = static_cast<char>(byte);

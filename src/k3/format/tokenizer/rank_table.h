@@ -1,7 +1,8 @@
 // Purpose:  the ranks of tiktoken.model: bytes of a rank, and rank of bytes through one open-addressing hash.
 // Shapes:   ranks 0 .. size() - 1, each with 1 to max_token_bytes() bytes.
 // Units:    bytes.
-// Memory:   owns one arena of all token bytes, a span per rank, and a hash of 8 bytes a slot, at most half full.
+// Memory:   owns one arena of all token bytes, a span per rank, a hash of 16 bytes a slot (at most half full), a bit
+//           filter in front of it (most lookups of a merge find nothing) and a table of all two-byte tokens.
 // Threads:  immutable after parse; any number of readers.
 // Errors:   parse: corrupt naming source and line (malformed line, rank out of order of 0 .. N-1 or repeated, bytes
 //           repeated, one of the 256 single bytes missing), exhausted for more ranks than ids.
@@ -30,17 +31,18 @@ class RankTable {
   size_t max_token_bytes() const { return max_token_bytes_; }
   std::string_view bytes(uint32_t rank) const { return {arena_.data() + spans_[rank].offset, spans_[rank].length}; }
   uint32_t byte_rank(uint8_t byte) const { return byte_ranks_[byte]; }
+  uint32_t two_byte_rank(uint8_t first, uint8_t second) const { return two_byte_ranks_[size_t{first} << 8 | second]; }
 
   // kNoRank when the bytes are no token.
   uint32_t find(const char* data, size_t size) const {
     if (size > max_token_bytes_) return kNoRank;
-    const uint64_t hash = hash_bytes(data, size);
-    const auto tag = static_cast<uint32_t>(hash >> 32);
-    for (size_t i = hash & mask_;; i = (i + 1) & mask_) {
-      const Slot slot = slots_[i];
+    const Key key = make_key(data, size);
+    if ((filter_[key.filter_word(filter_mask_)] >> (key.hash & 63) & 1) == 0) return kNoRank;
+    for (size_t i = key.slot() & mask_;; i = (i + 1) & mask_) {
+      const Slot& slot = slots_[i];
       if (slot.rank == kNoRank) return kNoRank;
-      if (slot.tag == tag && spans_[slot.rank].length == size &&
-          std::memcmp(arena_.data() + spans_[slot.rank].offset, data, size) == 0) {
+      if (slot.word == key.word && slot.size == size &&
+          (size <= 8 || std::memcmp(arena_.data() + spans_[slot.rank].offset, data, size) == 0)) {
         return slot.rank;
       }
     }
@@ -51,8 +53,15 @@ class RankTable {
     uint32_t offset, length;
   };
   struct Slot {
-    uint32_t tag = 0;
+    uint64_t word = 0;
     uint32_t rank = kNoRank;
+    uint32_t size = 0;
+  };
+  // Up to 8 bytes `word` and the size name the bytes exactly; beyond, `word` is the hash.
+  struct Key {
+    uint64_t word, hash;
+    size_t slot() const { return static_cast<size_t>(hash >> 32); }
+    size_t filter_word(size_t mask) const { return static_cast<size_t>(hash >> 6) & mask; }
   };
 
   static uint64_t load8(const char* p) {
@@ -70,23 +79,22 @@ class RankTable {
     return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
   }
   // Multiply-and-fold of two words; sizes up to 16 bytes, nearly all tokens, take overlapping loads and no loop.
-  static uint64_t hash_bytes(const char* p, size_t n) {
+  static Key make_key(const char* p, size_t n) {
     constexpr uint64_t k0 = 0x9E3779B97F4A7C15U, k1 = 0xD1B54A32D192ED03U;
-    uint64_t a = 0, b = 0;
-    if (n <= 3) {
-      if (n != 0)
+    if (n <= 8) {
+      uint64_t a = 0;
+      if (n >= 4) {
+        a = load4(p) | load4(p + n - 4) << 32;
+      } else if (n != 0) {
         a = static_cast<uint8_t>(p[0]) | uint64_t{static_cast<uint8_t>(p[n / 2])} << 8 |
             uint64_t{static_cast<uint8_t>(p[n - 1])} << 16;
-    } else if (n <= 8) {
-      a = load4(p) | load4(p + n - 4) << 32;
-    } else {
-      uint64_t state = 0;
-      for (; n > 16; p += 16, n -= 16) state = mix(load8(p) ^ k0 ^ state, load8(p + 8) ^ k1);
-      if (n < 8) return mix(state ^ k0, load_tail(p, n) ^ k1 ^ n);
-      a = load8(p) ^ state;
-      b = load8(p + n - 8);
+      }
+      return {a, mix(a ^ k0, k1 ^ n)};
     }
-    return mix(a ^ k0 ^ n, b ^ k1);
+    uint64_t state = n;
+    for (; n > 16; p += 16, n -= 16) state = mix(load8(p) ^ k0 ^ state, load8(p + 8) ^ k1);
+    const uint64_t hash = n < 8 ? mix(load_tail(p, n) ^ k0 ^ state, k1) : mix(load8(p) ^ k0 ^ state, load8(p + n - 8) ^ k1);
+    return {hash, hash};
   }
   static uint64_t load_tail(const char* p, size_t n) {
     uint64_t v = 0;
@@ -99,7 +107,9 @@ class RankTable {
   std::string arena_;
   std::vector<Span> spans_;
   std::vector<Slot> slots_;
-  size_t mask_ = 0;
+  std::vector<uint64_t> filter_;
+  std::vector<uint32_t> two_byte_ranks_;
+  size_t mask_ = 0, filter_mask_ = 0;
   size_t max_token_bytes_ = 0;
   std::array<uint32_t, 256> byte_ranks_{};
 };
