@@ -4,7 +4,7 @@
 #include "k3/base/utf8.h"
 #include "k3/format/tokenizer/bpe.h"
 #include "k3/format/tokenizer/chunks.h"
-#include "k3/format/tokenizer/pattern_pcre2.h"
+#include "k3/format/tokenizer/pattern_scan.h"
 #include "k3/format/tokenizer/rank_table.h"
 #include "k3/format/tokenizer/special_tokens.h"
 
@@ -13,6 +13,8 @@ namespace {
 
 constexpr const char* kModelName = "tiktoken.model";
 constexpr const char* kConfigName = "tokenizer_config.json";
+// The rank hash is larger than the caches near the core; its first access is started this many pieces early.
+constexpr size_t kPrefetchPieces = 8;
 constexpr int64_t kMaxModelBytes = int64_t{256} << 20, kMaxConfigBytes = int64_t{64} << 20;
 
 }  // namespace
@@ -21,7 +23,7 @@ struct Tokenizer::Impl {
   RankTable ranks;
   SpecialTokens specials;
 
-  Status encode_valid(std::string_view text, std::vector<int32_t>& out) const;
+  void encode_valid(std::string_view text, std::vector<int32_t>& out) const;
   static Result<std::unique_ptr<Impl>> build(std::string_view model, std::string_view model_name, std::string_view config,
                                              std::string_view config_name);
 };
@@ -59,30 +61,31 @@ Result<Tokenizer> Tokenizer::load(const std::string& path) {
   return Tokenizer(std::move(impl));
 }
 
-Status Tokenizer::Impl::encode_valid(std::string_view text, std::vector<int32_t>& out) const {
+void Tokenizer::Impl::encode_valid(std::string_view text, std::vector<int32_t>& out) const {
   thread_local std::vector<size_t> chunks, pieces;
   chunks.clear();
   split_chunks(text, chunks);
   size_t begin = 0;
   for (const size_t end : chunks) {
     const std::string_view chunk = text.substr(begin, end - begin);
-    pieces.clear();
-    K3_TRY(split_by_pcre2(chunk, pieces));
-    size_t pos = 0;
-    for (const size_t piece_end : pieces) {
-      encode_piece(ranks, chunk.substr(pos, piece_end - pos), out);
-      pos = piece_end;
+    pieces.assign(1, 0);  // piece i is [pieces[i], pieces[i + 1])
+    split_by_scan(chunk, pieces);
+    for (size_t i = 0; i + 1 < pieces.size(); ++i) {
+      if (const size_t ahead = i + kPrefetchPieces; ahead + 1 < pieces.size()) {
+        ranks.prefetch(chunk.data() + pieces[ahead], pieces[ahead + 1] - pieces[ahead]);
+      }
+      encode_piece(ranks, chunk.substr(pieces[i], pieces[i + 1] - pieces[i]), out);
     }
     begin = end;
   }
-  return {};
 }
 
 Status Tokenizer::encode(std::string_view text, std::vector<int32_t>& out) const {
   if (const size_t bad = utf8_valid_prefix(text); bad != text.size()) {
     return fail(Code::invalid_argument, "text is not UTF-8: byte {:02x} at offset {}", static_cast<uint8_t>(text[bad]), bad);
   }
-  return impl_->encode_valid(text, out);
+  impl_->encode_valid(text, out);
+  return {};
 }
 
 Result<std::vector<int32_t>> Tokenizer::encode(std::string_view text) const {
@@ -97,11 +100,12 @@ Status Tokenizer::encode_with_specials(std::string_view text, std::vector<int32_
   }
   size_t pos = 0;
   while (const auto match = impl_->specials.next(text, pos)) {
-    K3_TRY(impl_->encode_valid(text.substr(pos, match->begin - pos), out));
+    impl_->encode_valid(text.substr(pos, match->begin - pos), out);
     out.push_back(match->id);
     pos = match->begin + match->size;
   }
-  return impl_->encode_valid(text.substr(pos), out);
+  impl_->encode_valid(text.substr(pos), out);
+  return {};
 }
 
 std::string_view Tokenizer::bytes(int32_t id) const {

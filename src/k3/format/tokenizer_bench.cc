@@ -9,6 +9,7 @@
 #include "k3/base/utf8.h"
 #include "k3/format/tokenizer.h"
 #include "k3/format/tokenizer/pattern_pcre2.h"
+#include "k3/format/tokenizer/pattern_scan.h"
 
 namespace k3 {
 namespace {
@@ -75,6 +76,17 @@ void BM_split_pcre2(benchmark::State& state) {
   state.counters["bytes_per_piece"] = static_cast<double>(text.size()) / static_cast<double>(ends.size());
 }
 
+void BM_split_scan(benchmark::State& state) {
+  const std::string text = mixed_text();
+  std::vector<size_t> ends;
+  for (auto _ : state) {
+    ends.clear();
+    split_by_scan(text, ends);
+    benchmark::DoNotOptimize(ends.data());
+  }
+  state.SetBytesProcessed(static_cast<int64_t>(text.size()) * state.iterations());
+}
+
 void BM_decode_stream(benchmark::State& state) {
   const Tokenizer tokenizer = Tokenizer::load(kReleased).value();
   const std::vector<int32_t> ids = tokenizer.encode(mixed_text()).value();
@@ -93,6 +105,7 @@ BENCHMARK(BM_mixed_released)->Unit(benchmark::kMillisecond);
 BENCHMARK(BM_mixed_mini)->Unit(benchmark::kMillisecond);
 BENCHMARK(BM_long_run)->DenseRange(0, 5)->Unit(benchmark::kMillisecond);
 BENCHMARK(BM_split_pcre2)->Unit(benchmark::kMillisecond);
+BENCHMARK(BM_split_scan)->Unit(benchmark::kMillisecond);
 BENCHMARK(BM_decode_stream)->Unit(benchmark::kMillisecond);
 BENCHMARK(BM_load)->Unit(benchmark::kMillisecond);
 
