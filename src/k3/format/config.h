@@ -3,8 +3,10 @@
 // Units:    layer indices here are zero-based; the published lists are one-based.
 // Memory:   plain values.
 // Threads:  immutable after parse.
-// Errors:   parse_config: invalid_argument or corrupt, naming the field (with its dotted path) and the values
-//           that contradict; unknown and null fields are accepted. No input reaches a CHECK.
+// Errors:   every message names the file, the field by its dotted path and the values that contradict. corrupt: not
+//           JSON, a wrong type, an impossible value, a contradiction. not_found: a required field or the file is
+//           missing. unsupported: well formed, but no code for it here. Unknown fields are ignored, null means
+//           absent. No input reaches a CHECK.
 // Source:   model.md section 1. Features are detected by the presence of their field, never by model_type.
 #pragma once
 
