@@ -20,7 +20,7 @@ class XtmlRenderer {
       const ChatMessage& message = request_.messages[i];
       if (message.role == Role::tool) {
         const size_t end = run_end(i);
-        K3_TRY(tool_run(i, end, i < first));
+        K3_TRY(tool_run(i, end, first));
         i = end - 1;
         continue;
       }
@@ -162,7 +162,7 @@ class XtmlRenderer {
   }
 
   // Consecutive results are put into call order when every id is known; else they keep theirs.
-  Status tool_run(size_t begin, size_t end, bool skip) {
+  Status tool_run(size_t begin, size_t end, size_t first) {
     struct Item {
       size_t message;
       std::optional<size_t> call;
@@ -187,7 +187,7 @@ class XtmlRenderer {
             "messages[{}].tool_call_id: '{}' is no call of the assistant message before it, and the message has no name",
             item.message, message.tool_call_id);
       }
-      if (skip) continue;
+      if (item.message < first) continue;
       out_.begin("message").attribute("role", "tool").attribute("tool", name);
       out_.attribute("index", std::to_string(position + 1)).end().parts(message.content);
       close_message();

@@ -143,6 +143,10 @@ class Scanner {
     ++pos_;
     if (pos_ >= text_.size()) return error("a string does not end");
     const char c = text_[pos_];
+    if (prefix.format && (c == '{' || c == '}')) {  // a backslash does not quote a brace
+      run_.push_back('\\');
+      return {};
+    }
     if (prefix.raw) {  // the backslash stays, and a quote after it does not end the string
       run_.push_back('\\');
       run_.push_back(c);

@@ -27,6 +27,7 @@ struct ChatEvent {
   int call_index = 0;                        // call_*
   std::string call_id, call_name;            // call_start
   FinishReason reason = FinishReason::stop;  // finished
+  bool cut_in_reasoning = false;             // finished: ended inside think before any content
 };
 
 struct OutputCall {
@@ -52,6 +53,7 @@ class MessageAssembler {
  private:
   AssistantMessage message_;
   std::string content_;
+  bool cut_in_reasoning_ = false;
 };
 
 }  // namespace k3
