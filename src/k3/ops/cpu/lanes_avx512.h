@@ -1,0 +1,73 @@
+// Purpose:  lanes.h for AVX-512 (16 lanes).
+// Shapes:   tiles of 16 x 16.
+// Units:    none.
+// Memory:   unaligned loads and stores.
+// Threads:  pure functions.
+// Errors:   none.
+// Source:   vec_math.h. Only for sources named _cpu_avx512.cc.
+#pragma once
+
+#include "k3/ops/cpu/lanes.h"
+#include "k3/ops/cpu/vec_math_avx512.h"
+
+namespace k3::ops {
+
+struct Lanes512 : Vec512 {
+  static K3_VEC_INLINE F load_bf16(const uint16_t* p) {
+    const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+  }
+  static K3_VEC_INLINE F load_f16(const uint16_t* p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  }
+  static K3_VEC_INLINE F where_zero(F n, F a, F b) {
+    return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(n, _mm512_setzero_ps(), _CMP_EQ_OQ), b, a);
+  }
+  static K3_VEC_INLINE F with_lane(F a, int64_t lane, float x) {
+    return _mm512_mask_blend_ps(static_cast<__mmask16>(1U << lane), a, _mm512_set1_ps(x));
+  }
+  static K3_VEC_INLINE F sums(const F* a) {
+    F t[8], s[4], u[2];
+    for (int i = 0; i < 8; ++i) {
+      t[i] = _mm512_add_ps(_mm512_unpacklo_ps(a[2 * i], a[2 * i + 1]), _mm512_unpackhi_ps(a[2 * i], a[2 * i + 1]));
+    }
+    for (int i = 0; i < 4; ++i) {
+      const __m512d x = _mm512_castps_pd(t[2 * i]), y = _mm512_castps_pd(t[2 * i + 1]);
+      s[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(x, y)), _mm512_castpd_ps(_mm512_unpackhi_pd(x, y)));
+    }
+    for (int i = 0; i < 2; ++i) u[i] = add_parts(s[2 * i], s[2 * i + 1]);
+    return add_parts(u[0], u[1]);
+  }
+  static K3_VEC_INLINE void transpose(const float* from, int64_t from_stride, float* to, int64_t to_stride) {
+    F r[16], t[16];
+    for (int i = 0; i < 16; ++i) r[i] = load(from + i * from_stride);
+    for (int i = 0; i < 8; ++i) {
+      t[2 * i] = _mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]);
+      t[2 * i + 1] = _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]);
+    }
+    for (int i = 0; i < 4; ++i) {
+      for (int j = 0; j < 2; ++j) {
+        const __m512d x = _mm512_castps_pd(t[4 * i + j]), y = _mm512_castps_pd(t[4 * i + j + 2]);
+        r[4 * i + 2 * j] = _mm512_castpd_ps(_mm512_unpacklo_pd(x, y));
+        r[4 * i + 2 * j + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(x, y));
+      }
+    }
+    // r[4 i + j], quarter p: column 4 p + j of rows 4 i .. 4 i + 3.
+    for (int j = 0; j < 4; ++j) {
+      const F low01 = _mm512_shuffle_f32x4(r[j], r[4 + j], 0x44), high01 = _mm512_shuffle_f32x4(r[j], r[4 + j], 0xEE);
+      const F low23 = _mm512_shuffle_f32x4(r[8 + j], r[12 + j], 0x44);
+      const F high23 = _mm512_shuffle_f32x4(r[8 + j], r[12 + j], 0xEE);
+      store(to + j * to_stride, _mm512_shuffle_f32x4(low01, low23, 0x88));
+      store(to + (4 + j) * to_stride, _mm512_shuffle_f32x4(low01, low23, 0xDD));
+      store(to + (8 + j) * to_stride, _mm512_shuffle_f32x4(high01, high23, 0x88));
+      store(to + (12 + j) * to_stride, _mm512_shuffle_f32x4(high01, high23, 0xDD));
+    }
+  }
+
+ private:
+  static K3_VEC_INLINE F add_parts(F a, F b) {
+    return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xDD));
+  }
+};
+
+}  // namespace k3::ops

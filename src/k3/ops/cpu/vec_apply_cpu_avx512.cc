@@ -1,0 +1,8 @@
+#include "k3/ops/cpu/vec_apply_kernel.h"
+#include "k3/ops/cpu/vec_math_avx512.h"
+
+namespace k3::ops {
+
+void vec_apply_avx512(VecFn fn, const float* x, int64_t count, float* y) noexcept { vec_loop<Vec512>(fn, x, count, y); }
+
+}  // namespace k3::ops

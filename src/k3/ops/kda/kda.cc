@@ -1,0 +1,113 @@
+#include "k3/ops/kda/kda.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "k3/ops/cpu/tasks.h"
+#include "k3/ops/kda/kda_kernel.h"
+
+namespace k3::ops {
+namespace {
+
+// Where one 16-token chunk is cheaper than so many recurrent steps (kda_bench, D = 128).
+constexpr int64_t kChunkFrom = 12;
+
+const KdaKernels& kernels(Isa isa) {
+  if (isa >= Isa::avx512) return kKdaAvx512;
+  return isa == Isa::avx2 ? kKdaAvx2 : kKdaPortable;
+}
+
+void check_tensor(const Tensor& t, std::initializer_list<int64_t> dims, const char* name) {
+  K3_CHECK(t.dtype == DType::f32 && t.contiguous() && t.rank == static_cast<int>(dims.size()) &&
+               std::equal(dims.begin(), dims.end(), t.dims.begin()),
+           "kda: {} is {}", name, t.shape_text());
+}
+
+void check(const KdaArgs& args) {
+  K3_CHECK(args.q.rank == 3, "kda: q is {}", args.q.shape_text());
+  const int64_t tokens = args.q.dim(0), heads = args.q.dim(1), dim = args.q.dim(2);
+  check_tensor(args.q, {tokens, heads, dim}, "q");
+  check_tensor(args.k, {tokens, heads, dim}, "k");
+  check_tensor(args.v, {tokens, heads, dim}, "v");
+  check_tensor(args.z, {tokens, heads, dim}, "z");
+  check_tensor(args.out, {tokens, heads, dim}, "out");
+  check_tensor(args.b, {tokens, heads}, "b");
+  check_tensor(args.a_log, {heads}, "a_log");
+  check_tensor(args.dt_bias, {heads, dim}, "dt_bias");
+  K3_CHECK(!args.offsets.empty() && args.offsets.front() == 0 && args.offsets.back() == tokens, "kda: offsets");
+  K3_CHECK(args.states.size() + 1 == args.offsets.size(), "kda: {} states", args.states.size());
+  K3_CHECK(std::is_sorted(args.offsets.begin(), args.offsets.end()), "kda: offsets decrease");
+  K3_CHECK(!args.lower_bound || *args.lower_bound < 0, "kda: lower bound {}", args.lower_bound.value_or(0));
+  for (const KdaExport& e : args.exports) {
+    K3_CHECK(e.sequence >= 0 && e.sequence < static_cast<int64_t>(args.states.size()), "kda: export of sequence {}",
+             e.sequence);
+    const auto s = static_cast<size_t>(e.sequence);
+    K3_CHECK(e.tokens >= 1 && e.tokens <= args.offsets[s + 1] - args.offsets[s], "kda: export after {} tokens", e.tokens);
+  }
+}
+
+// The next position after `done` at which the state of the sequence is wanted, or its end.
+int64_t next_stop(const KdaArgs& args, int64_t sequence, int64_t done, int64_t length) {
+  int64_t stop = length;
+  for (const KdaExport& e : args.exports) {
+    if (e.sequence == sequence && e.tokens > done) stop = std::min(stop, e.tokens);
+  }
+  return stop;
+}
+
+void run_head(const KdaArgs& args, const KdaKernels& kernel, bool deterministic, int64_t sequence, int64_t head,
+              float* scratch) {
+  const int64_t heads = args.q.dim(1), dim = args.q.dim(2);
+  const int64_t first = args.offsets[static_cast<size_t>(sequence)];
+  const int64_t length = args.offsets[static_cast<size_t>(sequence) + 1] - first;
+  KdaRun run;
+  run.dim = dim;
+  run.row_stride = heads * dim;
+  run.beta_stride = heads;
+  run.dt_bias = args.dt_bias.f32() + head * dim;
+  run.a = std::exp(args.a_log.f32()[head]);
+  run.bounded = args.lower_bound.has_value();
+  run.lower_bound = args.lower_bound.value_or(0);
+  run.scale = 1 / std::sqrt(static_cast<float>(dim));
+  run.state = args.states[static_cast<size_t>(sequence)] + head * dim * dim;
+  run.scratch = scratch;
+  for (int64_t done = 0; done < length;) {
+    const int64_t stop = next_stop(args, sequence, done, length);
+    const int64_t at = ((first + done) * heads + head) * dim;
+    run.q = args.q.f32() + at;
+    run.k = args.k.f32() + at;
+    run.v = args.v.f32() + at;
+    run.z = args.z.f32() + at;
+    run.out = args.out.f32() + at;
+    run.b = args.b.f32() + (first + done) * heads + head;
+    run.tokens = stop - done;
+    const bool chunk =
+        args.form == KdaForm::chunk || (args.form == KdaForm::automatic && !deterministic && run.tokens >= kChunkFrom);
+    (chunk ? kernel.chunk : kernel.recurrent)(run);
+    done = stop;
+    for (const KdaExport& e : args.exports) {
+      if (e.sequence != sequence || e.tokens != done) continue;
+      std::memcpy(e.state + head * dim * dim, run.state, static_cast<size_t>(dim * dim) * sizeof(float));
+    }
+  }
+}
+
+}  // namespace
+
+void kda(const Ctx& ctx, const KdaArgs& args) noexcept {
+  check(args);
+  const int64_t heads = args.q.dim(1), dim = args.q.dim(2);
+  const auto sequences = static_cast<int64_t>(args.states.size());
+  if (args.q.size() == 0) return;
+  K3_CHECK(ctx.workspace != nullptr, "kda needs a workspace");
+  const Workspace::Scope scope(*ctx.workspace);
+  const int64_t scratch_floats = kda_scratch_floats(dim);
+  float* scratch = ctx.workspace->tensor({worker_count(ctx), scratch_floats}).f32();
+  const KdaKernels& kernel = kernels(ctx.isa);
+  run_tasks(ctx, sequences * heads, [&](int worker, int64_t task) {
+    run_head(args, kernel, ctx.deterministic, task / heads, task % heads, scratch + worker * scratch_floats);
+  });
+}
+
+}  // namespace k3::ops
