@@ -137,7 +137,7 @@ Status write_dequantised(const Checkpoint& checkpoint, const Source& s, Checkpoi
   if (scale_info.dims != std::vector<int64_t>{rows, cols / 32}) {
     return fail(Code::corrupt, "tensor '{}_scale' does not fit its codes", base);
   }
-  K3_TRY(check_scales(checkpoint.shard_file(scale_info.shard), base + "_scale", scales));
+  K3_TRY(check_scales(checkpoint.shard_file(scale_info.shard), base + "_scale", scales, cols / 32));
   std::vector<float> values(static_cast<size_t>(rows * cols));
   ops::mxfp4_dequantise(ops::Isa::scalar, u8(packed), u8(scales), rows, cols, values.data());
   Bytes out(values.size() * 2);

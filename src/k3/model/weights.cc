@@ -268,7 +268,7 @@ Status run_job(const Checkpoint& checkpoint, const ReadJob& job) {
   const std::span<std::byte> target(job.target, static_cast<size_t>(job.info.size_bytes));
   if (!job.widen || job.info.dtype == DType::f32) {
     K3_TRY(checkpoint.read(job.name, job.info, target));
-    return job.scales ? check_scales(checkpoint.shard_file(job.info.shard), job.name, job.info.dims, target) : Status();
+    return job.scales ? check_scales(checkpoint.shard_file(job.info.shard), job.name, target, job.info.dims[1]) : Status();
   }
   std::vector<std::byte> stored(static_cast<size_t>(job.info.size_bytes));
   K3_TRY(checkpoint.read(job.name, job.info, stored));

@@ -1,0 +1,55 @@
+# Two commands do everything on a fresh Debian 12 machine: `make run` and `make test`.
+# The build itself is plain CMake: cmake --preset dev && cmake --build --preset dev && ctest --preset dev
+
+PROMPT ?= What is the capital of France?
+MODEL ?= models/k3-mini
+JOBS ?= $(shell nproc)
+PREFIX ?= /usr/local
+FUZZ_SECONDS ?= 60
+
+.PHONY: help run test test-slow fuzz build release setup setup-fuzz venv install clean
+
+help:
+	@echo "make run [PROMPT='...']   install packages, build, answer a prompt with the model in the repository"
+	@echo "make test                 install packages, build, run the whole test suite"
+	@echo "make test-slow            the tests that take long"
+	@echo "make fuzz                 fuzz every parser for $(FUZZ_SECONDS) s each (FUZZ_SECONDS=...)"
+	@echo "make install              put k3 into $(PREFIX)/bin (PREFIX=...)"
+	@echo "make release, make build  the optimised program; the one with checks and tests"
+
+setup:
+	@tools/install_packages.sh build
+
+setup-fuzz:
+	@tools/install_packages.sh build fuzz
+
+venv: setup
+	@tools/make_venv.sh .venv
+
+release: setup
+	@cmake --preset release $(CMAKE_FLAGS) > build-release.log 2>&1 || (cat build-release.log; rm -f build-release.log; exit 1)
+	@rm -f build-release.log
+	@cmake --build --preset release -- -j$(JOBS)
+
+build: venv
+	@cmake --preset dev -DK3_PYTHON=$(CURDIR)/.venv/bin/python3 $(CMAKE_FLAGS)
+	@cmake --build --preset dev -- -j$(JOBS)
+
+run: release
+	@build/release/k3 run $(MODEL) -p "$(PROMPT)" --temperature 0
+
+test: build
+	@ctest --preset dev -j$(JOBS)
+
+test-slow: build
+	@ctest --test-dir build/dev --output-on-failure -L slow
+
+fuzz: setup-fuzz
+	@cmake --preset fuzz && cmake --build --preset fuzz -- -j$(JOBS)
+	@tools/fuzz.sh build/fuzz $(FUZZ_SECONDS)
+
+install: release
+	@cmake --install build/release --prefix $(PREFIX)
+
+clean:
+	rm -rf build
