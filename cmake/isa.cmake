@@ -4,7 +4,7 @@
 set(K3_ISA_FLAGS_avx2 -mavx2 -mfma -mf16c -mbmi2)
 set(K3_ISA_FLAGS_avx512 -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vbmi -mavx2 -mfma -mf16c -mbmi2)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-  list(APPEND K3_ISA_FLAGS_avx512 -Wno-maybe-uninitialized)  # false positives in g++ 12's own intrinsics header
+  list(APPEND K3_ISA_FLAGS_avx512 -Wno-maybe-uninitialized -Wno-uninitialized)  # false positives in g++ 12's own intrinsics header
 endif()
 set(K3_ISA_FLAGS_amx ${K3_ISA_FLAGS_avx512} -mavx512bf16 -mamx-tile -mamx-bf16)
 
