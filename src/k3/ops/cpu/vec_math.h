@@ -17,6 +17,14 @@
 #include <cstdint>
 
 #define K3_VEC_INLINE inline __attribute__((always_inline))
+#define K3_VEC_LAMBDA __attribute__((always_inline))
+
+// Before a loop of constant length (at most 16) whose variables must become registers; -O2 alone keeps such loops.
+#if defined(__clang__)
+#define K3_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define K3_UNROLL _Pragma("GCC unroll 16")
+#endif
 
 namespace k3::ops {
 

@@ -7,7 +7,8 @@
 // Errors:   quantise answers invalid_argument for NaN, infinities and values whose scale byte would exceed 252.
 // Source:   model.md 2.5. Dequantisation is bit exact for scale bytes 0..252; quantisation is bit exact against
 //           mxfp4_quantise_ref: e is the smallest integer with amax <= 6 * 2^e by integer arithmetic, ties go to
-//           the lower magnitude, an all-zero group has scale byte 0 and codes 0.
+//           the lower magnitude, an all-zero group has scale byte 0 and codes 0. Whatever rounds to zero has code 0
+//           (never 8), so that equal numbers have equal bytes.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +22,8 @@ inline constexpr int64_t kMxGroup = 32;
 
 float mxfp4_value(int code);  // 0..15
 
-void mxfp4_dequantise(Isa isa, const uint8_t* packed, const uint8_t* scales, int64_t rows, int64_t cols, float* out) noexcept;
+void mxfp4_dequantise(Isa isa, const uint8_t* packed, const uint8_t* scales, int64_t rows, int64_t cols,
+                      float* out) noexcept;
 void mxfp4_dequantise_ref(const uint8_t* packed, const uint8_t* scales, int64_t rows, int64_t cols, float* out) noexcept;
 
 Status mxfp4_quantise(const float* values, int64_t rows, int64_t cols, uint8_t* packed, uint8_t* scales);

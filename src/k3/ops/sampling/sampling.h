@@ -3,11 +3,14 @@
 // Units:    temperature 0 means greedy; top_k 0, top_p 1 and min_p 0 switch their filter off.
 // Memory:   a Sampler keeps scratch of V entries; the logits row is not changed.
 // Threads:  one Sampler, one thread.
-// Errors:   validate() answers invalid_argument naming the parameter; sample() needs finite logits and answers
-//           internal for NaN (never a silent token).
+// Errors:   validate() answers invalid_argument naming the parameter; a Sampler takes validated parameters only.
+//           sample() answers internal for NaN and +infinity (never a silent token) and when no token is left;
+//           a logit of -infinity is a masked token.
 // Source:   api.md 3. Order: repetition penalty (divide positive, multiply negative logits of ids in history),
 //           presence and frequency penalties (generated ids only), logit bias, temperature, top_k, top_p, min_p
-//           (relative to the largest probability). Greedy takes the lowest id on ties. Random numbers are
+//           (relative to the largest probability). top_p keeps the smallest set of most probable tokens that holds at
+//           least top_p of the mass left by top_k; equal probabilities: lowest ids first. A bias of -100 forbids,
+//           one of +100 forces (only such ids stay). Greedy takes the lowest id on ties. Random numbers are
 //           Rng(seed, stream) at the step's counter, so a choice depends on nothing else.
 #pragma once
 
@@ -43,11 +46,19 @@ class Sampler {
   Result<int32_t> sample(std::span<const float> logits, std::span<const int32_t> prompt, std::span<const int32_t> generated);
 
  private:
+  void adjust(std::span<const float> logits, std::span<const int32_t> prompt, std::span<const int32_t> generated);
+  void select_top_k();
+  void filter_top_p();
+  Result<int32_t> draw(float best, uint64_t counter);
+
   SamplingParams params_;
   Rng rng_;
-  std::vector<float> scores_;
-  std::vector<int32_t> order_;
-  std::vector<int32_t> counts_;
+  size_t vocab_ = 0;
+  std::vector<float> scores_;    // adjusted logits
+  std::vector<float> weights_;   // exp((score - best) / temperature) of the candidates
+  std::vector<int32_t> order_;   // ids of the candidates, ascending (top_k only)
+  std::vector<int32_t> picks_;   // scratch of top_p
+  std::vector<int32_t> counts_;  // scratch of the penalties; zero between calls
 };
 
 // Lowest index of the largest logit; -1 when any is NaN.

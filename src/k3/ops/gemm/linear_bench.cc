@@ -1,0 +1,62 @@
+// linear: GFLOP/s and bytes of weights per second, by scheme, tokens and threads.
+#include <benchmark/benchmark.h>
+
+#include <vector>
+
+#include "k3/ops/gemm/linear.h"
+#include "k3/ops/test_util.h"
+
+namespace k3::ops {
+namespace {
+
+// Args: tokens, in, out, threads. Enough copies of the weight are cycled through to defeat the caches for T = 1.
+void run(benchmark::State& state, Scheme scheme, Isa isa) {
+  if (isa > detect_isa()) return state.SkipWithError("instruction set not available");
+  const int64_t tokens = state.range(0), in = state.range(1), out = state.range(2);
+  const int64_t bytes = scheme_row_bytes(scheme, in) * out, scale_bytes = scheme == Scheme::mxfp4 ? in * out / 32 : 0;
+  const int64_t copies = tokens == 1 ? std::max<int64_t>(1, (int64_t{600} << 20) / bytes) : 1;
+  Storage data = Storage::allocate(bytes * copies).value();
+  Storage scales = Storage::allocate(scale_bytes * copies + 64).value();
+  for (int64_t i = 0; i < data.size_bytes(); i += 2) {
+    // 0x3C.. is a harmless number in each scheme.
+    data.data()[i] = static_cast<std::byte>(i * 37 & 0x3F);
+    data.data()[i + 1] = std::byte{0x3C};
+  }
+  std::fill(scales.bytes().begin(), scales.bytes().end(), std::byte{120});
+  std::vector<float> x = random_normal(tokens * in, 1), y(static_cast<size_t>(tokens * out));
+  ThreadPool pool(static_cast<int>(state.range(3)));
+  Workspace workspace;
+  const Ctx ctx{.pool = &pool, .workspace = &workspace, .isa = isa};
+  int64_t copy = 0;
+  for (auto _ : state) {
+    const Weight w{data.data() + copy * bytes, reinterpret_cast<const uint8_t*>(scales.data() + copy * scale_bytes), scheme,
+                   out, in};
+    linear(ctx, Tensor(x.data(), DType::f32, {tokens, in}), w, Tensor(y.data(), DType::f32, {tokens, out}));
+    copy = (copy + 1) % copies;
+    benchmark::ClobberMemory();
+  }
+  using benchmark::Counter;
+  state.counters["GFLOP/s"] = Counter(2e-9 * static_cast<double>(tokens * in * out), Counter::kIsIterationInvariantRate);
+  state.counters["GB/s"] = Counter(1e-9 * static_cast<double>(bytes + scale_bytes), Counter::kIsIterationInvariantRate);
+}
+
+void shapes(benchmark::internal::Benchmark* b) {
+  for (const int64_t threads : {1, 2}) {
+    for (const int64_t tokens : {1, 4, 16, 256}) {
+      b->Args({tokens, 1024, 1024, threads});
+      b->Args({tokens, 7168, 3072, threads});
+    }
+  }
+  b->ArgNames({"T", "I", "O", "threads"})->UseRealTime()->Unit(benchmark::kMicrosecond);
+}
+
+BENCHMARK_CAPTURE(run, avx512_f32, Scheme::f32, Isa::avx512)->Apply(shapes);
+BENCHMARK_CAPTURE(run, avx512_bf16, Scheme::bf16, Isa::avx512)->Apply(shapes);
+BENCHMARK_CAPTURE(run, avx512_f16, Scheme::f16, Isa::avx512)->Apply(shapes);
+BENCHMARK_CAPTURE(run, avx512_mxfp4, Scheme::mxfp4, Isa::avx512)->Apply(shapes);
+BENCHMARK_CAPTURE(run, avx2_bf16, Scheme::bf16, Isa::avx2)->Apply(shapes);
+BENCHMARK_CAPTURE(run, avx2_mxfp4, Scheme::mxfp4, Isa::avx2)->Apply(shapes);
+BENCHMARK_CAPTURE(run, scalar_bf16, Scheme::bf16, Isa::scalar)->Apply(shapes);
+
+}  // namespace
+}  // namespace k3::ops

@@ -1,0 +1,81 @@
+// AVX-512 decoders and entry points of rows.h.
+#include "k3/ops/cpu/vec_math_avx512.h"
+#include "k3/ops/gemm/rows_kernel.h"
+
+namespace k3::ops {
+namespace {
+
+struct RowVec512 : Vec512 {
+  using Q = __m128;
+  static constexpr int kTileTokens = 6;
+
+  static K3_VEC_INLINE Q load4(const float* p) { return _mm_loadu_ps(p); }
+  static K3_VEC_INLINE void store4(float* p, Q x) { _mm_storeu_ps(p, x); }
+  static K3_VEC_INLINE Q add4(Q a, Q b) { return _mm_add_ps(a, b); }
+  // Sums of four vectors; for each: lanes 2 apart, then 1 apart inside each quarter, then the quarters.
+  static K3_VEC_INLINE Q sum4(F a, F b, F c, F d) {
+    const F ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    const F cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+    const __m512d ab2 = _mm512_castps_pd(ab), cd2 = _mm512_castps_pd(cd);
+    const F q =
+        _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(ab2, cd2)), _mm512_castpd_ps(_mm512_unpackhi_pd(ab2, cd2)));
+    const __m256 h = _mm256_add_ps(_mm512_castps512_ps256(q), _mm512_extractf32x8_ps(q, 1));
+    return _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+  }
+
+  struct Bf16 {
+    using Element = uint16_t;
+    static K3_VEC_INLINE F wide(__m256i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)); }
+    static K3_VEC_INLINE F widen(const uint16_t* p) { return wide(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
+    static K3_VEC_INLINE F widen(const uint16_t* p, int64_t n) { return wide(_mm256_maskz_loadu_epi16(mask(n), p)); }
+  };
+  struct F16 {
+    using Element = uint16_t;
+    static K3_VEC_INLINE F widen(const uint16_t* p) {
+      return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+    }
+    static K3_VEC_INLINE F widen(const uint16_t* p, int64_t n) {
+      return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask(n), p));
+    }
+  };
+
+  // A step is a group of 32: even elements (low nibbles), then odd ones. The table of the 16 codes is scaled by the
+  // group's factor, so a code costs one permute and the weight is exact.
+  struct Mx {
+    static constexpr int kVectors = 2;
+    static constexpr bool kDense = false;
+    const uint8_t* row[kTileRows];
+    alignas(64) float factor[kTileRows][kBlockCols / 32];
+
+    K3_VEC_INLINE void begin(const RowsJob& job, int64_t first, int64_t k0, int64_t columns) {
+      const int64_t groups = columns / 32;
+      K3_UNROLL
+      for (int r = 0; r < kTileRows; ++r) {
+        const int64_t o = clamp_row(job, first + r);
+        row[r] = static_cast<const uint8_t*>(job.w.data) + o * (job.w.cols / 2) + k0 / 2;
+        const uint8_t* scales = job.w.scales + o * (job.w.cols / 32) + k0 / 32;
+        for (int64_t g = 0; g < groups; g += 16) {
+          const __mmask16 m = groups - g >= 16 ? static_cast<__mmask16>(0xFFFF) : mask(groups - g);
+          const __m512i s = _mm512_slli_epi32(_mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(m, scales + g)), 23);
+          // Scale byte 0 is 2^-127, a subnormal: mantissa 0x400000.
+          _mm512_store_si512(factor[r] + g, _mm512_max_epu32(s, _mm512_set1_epi32(0x400000)));
+        }
+      }
+    }
+    K3_VEC_INLINE void load(int r, int64_t k, F* w) const {
+      const F codes = _mm512_setr_ps(0.0F, 0.5F, 1, 1.5F, 2, 3, 4, 6, -0.0F, -0.5F, -1, -1.5F, -2, -3, -4, -6);
+      const F table = _mm512_mul_ps(codes, set(factor[r][k / 32]));
+      // The permute looks at the low four bits of each index, so the low nibble needs no mask.
+      const __m512i bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(row[r] + k / 2)));
+      w[0] = _mm512_permutexvar_ps(bytes, table);
+      w[1] = _mm512_permutexvar_ps(_mm512_srli_epi32(bytes, 4), table);
+    }
+  };
+};
+
+}  // namespace
+
+void rows_avx512(const RowsJob& job) noexcept { rows_any<RowVec512>(job); }
+void cols_avx512(const ColsJob& job) noexcept { cols_any<RowVec512>(job); }
+
+}  // namespace k3::ops

@@ -1,0 +1,86 @@
+#include "k3/ops/mxfp4/mxfp4.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "k3/base/check.h"
+#include "k3/ops/mxfp4/mxfp4_kernels.h"
+
+namespace k3::ops {
+namespace {
+
+constexpr uint32_t kMagnitude = 0x7FFFFFFF;
+constexpr uint32_t kInfinity = 0x7F800000;
+
+// 2^(s-127); byte 0 is the subnormal 2^-127.
+float scale_factor(uint32_t s) { return std::bit_cast<float>(s == 0 ? 0x400000U : s << 23); }
+
+// Scale byte of the smallest e with amax <= 6 * 2^e = 1.5 * 2^(e+2), from the bits of amax: with amax = 1.m * 2^(x-127)
+// it is x - 2 if 1.m <= 1.5, else x - 1; below 0 (and for subnormals) 0, the smallest scale there is.
+int64_t scale_byte(uint32_t amax) {
+  const int64_t x = amax >> 23;
+  return std::max<int64_t>(0, (amax & 0x7FFFFF) <= 0x400000 ? x - 2 : x - 1);
+}
+
+}  // namespace
+
+void mxfp4_groups_portable(const uint8_t* packed, const uint8_t* scales, int64_t groups, float* out) noexcept {
+  float table[16];
+  for (int64_t g = 0; g < groups; ++g) {
+    const float factor = scale_factor(scales[g]);
+    for (int code = 0; code < 16; ++code) table[code] = mxfp4_value(code) * factor;
+    for (int64_t j = 0; j < 16; ++j) {
+      const uint8_t byte = packed[g * 16 + j];
+      out[g * 32 + 2 * j] = table[byte & 15];
+      out[g * 32 + 2 * j + 1] = table[byte >> 4];
+    }
+  }
+}
+
+void mxfp4_dequantise(Isa isa, const uint8_t* packed, const uint8_t* scales, int64_t rows, int64_t cols,
+                      float* out) noexcept {
+  K3_CHECK(cols % kMxGroup == 0, "mxfp4: {} columns are not whole groups of 32", cols);
+  const int64_t groups = rows * (cols / kMxGroup);
+  if (isa >= Isa::avx512) return mxfp4_groups_avx512(packed, scales, groups, out);
+  if (isa == Isa::avx2) return mxfp4_groups_avx2(packed, scales, groups, out);
+  mxfp4_groups_portable(packed, scales, groups, out);
+}
+
+Status mxfp4_quantise(const float* values, int64_t rows, int64_t cols, uint8_t* packed, uint8_t* scales) {
+  K3_CHECK(cols % kMxGroup == 0, "mxfp4: {} columns are not whole groups of 32", cols);
+  const int64_t groups_per_row = cols / kMxGroup;
+  for (int64_t g = 0; g < rows * groups_per_row; ++g) {
+    const float* v = values + g * kMxGroup;
+    uint32_t bits[kMxGroup], amax = 0;
+    for (int64_t i = 0; i < kMxGroup; ++i) {
+      bits[i] = std::bit_cast<uint32_t>(v[i]) & kMagnitude;
+      amax = std::max(amax, bits[i]);
+    }
+    const int64_t s = scale_byte(amax);
+    if (amax >= kInfinity || s > 252) {
+      return fail(Code::invalid_argument, "row {}, columns {}..{}: {} cannot be stored as MXFP4 (largest magnitude 2.55e38)",
+                  g / groups_per_row, g % groups_per_row * kMxGroup, (g % groups_per_row + 1) * kMxGroup - 1,
+                  std::bit_cast<float>(amax));
+    }
+    // Midpoints between neighbouring codes, exact after scaling; floats of one sign order like their bits.
+    const float factor = scale_factor(static_cast<uint32_t>(s));
+    uint32_t cuts[7];
+    constexpr float kCuts[7] = {0.25F, 0.75F, 1.25F, 1.75F, 2.5F, 3.5F, 5.0F};
+    for (int c = 0; c < 7; ++c) cuts[c] = std::bit_cast<uint32_t>(kCuts[c] * factor);
+    uint32_t codes[kMxGroup] = {};
+    for (int c = 0; c < 7; ++c) {
+      for (int64_t i = 0; i < kMxGroup; ++i) codes[i] += static_cast<uint32_t>(bits[i] > cuts[c]);
+    }
+    for (int64_t i = 0; i < kMxGroup; ++i) {
+      const uint32_t sign = std::bit_cast<uint32_t>(v[i]) >> 31;
+      codes[i] |= codes[i] != 0 ? sign << 3 : 0U;
+    }
+    for (int64_t j = 0; j < kMxGroup / 2; ++j) {
+      packed[g * 16 + j] = static_cast<uint8_t>(codes[2 * j] | codes[2 * j + 1] << 4);
+    }
+    scales[g] = static_cast<uint8_t>(s);
+  }
+  return {};
+}
+
+}  // namespace k3::ops

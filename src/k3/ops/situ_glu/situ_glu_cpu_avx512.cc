@@ -1,0 +1,10 @@
+#include "k3/ops/cpu/vec_math_avx512.h"
+#include "k3/ops/situ_glu/situ_glu_kernel.h"
+
+namespace k3::ops {
+
+void glu_row_avx512(const float* gate, const float* up, int64_t count, const GluArgs& kind, float* out) noexcept {
+  glu_loop<Vec512>(gate, up, count, kind, out);
+}
+
+}  // namespace k3::ops
