@@ -43,6 +43,18 @@ struct LanesPortable : VecPortable {
     a[lane] = x;
     return a;
   }
+  static K3_VEC_INLINE F round_bf16(F x) {
+    return F{round_to_bf16(x[0]), round_to_bf16(x[1]), round_to_bf16(x[2]), round_to_bf16(x[3])};
+  }
+  // Running sums of products in double, for sums that a later factor amplifies.
+  struct Doubles {
+    double d[4];
+  };
+  static K3_VEC_INLINE Doubles zero_doubles() { return {}; }
+  static K3_VEC_INLINE void add_products(F a, F b, Doubles* sum) {
+    for (int i = 0; i < 4; ++i) sum->d[i] += static_cast<double>(a[i]) * static_cast<double>(b[i]);
+  }
+  static K3_VEC_INLINE double sum_doubles(const Doubles& s) { return (s.d[0] + s.d[2]) + (s.d[1] + s.d[3]); }
   // Lane i of the result is the sum of a[i]; the same addition tree for every i.
   static K3_VEC_INLINE F sums(const F* a) { return F{sum(a[0]), sum(a[1]), sum(a[2]), sum(a[3])}; }
   static K3_VEC_INLINE void transpose(const float* from, int64_t from_stride, float* to, int64_t to_stride) {

@@ -28,6 +28,28 @@ struct Lanes256 : Vec256 {
     const __m256i mask = _mm256_cmpeq_epi32(_mm256_set1_epi32(static_cast<int>(lane)), index);
     return _mm256_blendv_ps(a, _mm256_set1_ps(x), _mm256_castsi256_ps(mask));
   }
+  // Nearest even; NaN stays NaN.
+  static K3_VEC_INLINE F round_bf16(F x) {
+    const __m256i bits = _mm256_castps_si256(x);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i sum = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF)));
+    const F rounded = _mm256_castsi256_ps(_mm256_and_si256(sum, _mm256_set1_epi32(static_cast<int>(0xFFFF0000U))));
+    return _mm256_blendv_ps(rounded, x, _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+  }
+  struct Doubles {
+    __m256d low, high;
+  };
+  static K3_VEC_INLINE Doubles zero_doubles() { return {_mm256_setzero_pd(), _mm256_setzero_pd()}; }
+  static K3_VEC_INLINE void add_products(F a, F b, Doubles* sum) {
+    sum->low =
+        _mm256_fmadd_pd(_mm256_cvtps_pd(_mm256_castps256_ps128(a)), _mm256_cvtps_pd(_mm256_castps256_ps128(b)), sum->low);
+    sum->high = _mm256_fmadd_pd(_mm256_cvtps_pd(_mm256_extractf128_ps(a, 1)), _mm256_cvtps_pd(_mm256_extractf128_ps(b, 1)),
+                                sum->high);
+  }
+  static K3_VEC_INLINE double sum_doubles(const Doubles& s) {
+    const __m256d t = _mm256_add_pd(s.low, s.high);
+    return (t[0] + t[2]) + (t[1] + t[3]);
+  }
   static K3_VEC_INLINE F sums(const F* a) {
     const F s = _mm256_hadd_ps(_mm256_hadd_ps(a[0], a[1]), _mm256_hadd_ps(a[2], a[3]));
     const F t = _mm256_hadd_ps(_mm256_hadd_ps(a[4], a[5]), _mm256_hadd_ps(a[6], a[7]));

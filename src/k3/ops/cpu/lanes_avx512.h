@@ -26,6 +26,25 @@ struct Lanes512 : Vec512 {
   static K3_VEC_INLINE F with_lane(F a, int64_t lane, float x) {
     return _mm512_mask_blend_ps(static_cast<__mmask16>(1U << lane), a, _mm512_set1_ps(x));
   }
+  // Nearest even; NaN stays NaN.
+  static K3_VEC_INLINE F round_bf16(F x) {
+    const __m512i bits = _mm512_castps_si512(x);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i sum = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF)));
+    const F rounded = _mm512_castsi512_ps(_mm512_and_si512(sum, _mm512_set1_epi32(static_cast<int>(0xFFFF0000U))));
+    return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), rounded, x);
+  }
+  struct Doubles {
+    __m512d low, high;
+  };
+  static K3_VEC_INLINE Doubles zero_doubles() { return {_mm512_setzero_pd(), _mm512_setzero_pd()}; }
+  static K3_VEC_INLINE void add_products(F a, F b, Doubles* sum) {
+    sum->low =
+        _mm512_fmadd_pd(_mm512_cvtps_pd(_mm512_castps512_ps256(a)), _mm512_cvtps_pd(_mm512_castps512_ps256(b)), sum->low);
+    sum->high = _mm512_fmadd_pd(_mm512_cvtps_pd(_mm512_extractf32x8_ps(a, 1)), _mm512_cvtps_pd(_mm512_extractf32x8_ps(b, 1)),
+                                sum->high);
+  }
+  static K3_VEC_INLINE double sum_doubles(const Doubles& s) { return _mm512_reduce_add_pd(_mm512_add_pd(s.low, s.high)); }
   static K3_VEC_INLINE F sums(const F* a) {
     F t[8], s[4], u[2];
     for (int i = 0; i < 8; ++i) {

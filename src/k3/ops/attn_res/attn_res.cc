@@ -1,0 +1,69 @@
+#include "k3/ops/attn_res/attn_res.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "k3/ops/attn_res/attn_res_kernel.h"
+#include "k3/ops/cpu/tasks.h"
+
+namespace k3::ops {
+namespace {
+
+constexpr int64_t kMaxBlocks = 64;  // K3 has 8
+constexpr int64_t kTaskTokens = 8;
+
+const AttnResKernels& kernels(Isa isa) {
+  if (isa >= Isa::avx512) return kAttnResAvx512;
+  return isa == Isa::avx2 ? kAttnResAvx2 : kAttnResPortable;
+}
+
+void check(const Tensor& blocks, const Tensor& prefix, const Tensor& query, const Tensor& out) {
+  K3_CHECK(prefix.rank == 2 && prefix.dtype == DType::f32, "attn_res: prefix is {}", prefix.shape_text());
+  K3_CHECK(out.rank == 2 && out.dtype == DType::f32 && out.dims == prefix.dims, "attn_res: out is {}", out.shape_text());
+  K3_CHECK(query.dtype == DType::f32 && query.size() == prefix.dim(1) && query.contiguous(), "attn_res: query is {}",
+           query.shape_text());
+  if (!blocks || blocks.dim(0) == 0) return;
+  K3_CHECK(blocks.rank == 3 && blocks.dtype == DType::f32 && blocks.dim(0) <= kMaxBlocks && blocks.dim(1) == prefix.dim(0) &&
+               blocks.dim(2) == prefix.dim(1),
+           "attn_res: blocks are {} for prefix {}", blocks.shape_text(), prefix.shape_text());
+}
+
+void run_token(const AttnResKernels& kernel, const float* const* rows, int64_t count, const float* query, float eps,
+               int64_t hidden, float* out) {
+  double scores[kMaxBlocks + 1];
+  float weights[kMaxBlocks + 1];
+  for (int64_t j = 0; j < count; ++j) {
+    double dot = 0, squares = 0;
+    kernel.scores(rows[j], query, hidden, &dot, &squares);
+    scores[j] = dot / std::sqrt(squares / static_cast<double>(hidden) + static_cast<double>(eps));
+  }
+  const double top = *std::max_element(scores, scores + count);
+  double sum = 0;
+  for (int64_t j = 0; j < count; ++j) sum += scores[j] = std::exp(scores[j] - top);
+  for (int64_t j = 0; j < count; ++j) weights[j] = static_cast<float>(scores[j] / sum);
+  kernel.mix(rows, weights, count, hidden, out);
+}
+
+}  // namespace
+
+void attn_res(const Ctx& ctx, const Tensor& blocks, const Tensor& prefix, const Tensor& query, float eps,
+              const Tensor& out) noexcept {
+  check(blocks, prefix, query, out);
+  const int64_t count = blocks ? blocks.dim(0) : 0, tokens = prefix.dim(0), hidden = prefix.dim(1);
+  const AttnResKernels& kernel = kernels(ctx.isa);
+  run_tasks(ctx, (tokens + kTaskTokens - 1) / kTaskTokens, [&](int, int64_t task) {
+    for (int64_t t = task * kTaskTokens; t < std::min(tokens, (task + 1) * kTaskTokens); ++t) {
+      if (count == 0) {
+        std::memmove(out.row(t), prefix.row(t), static_cast<size_t>(hidden) * sizeof(float));
+        continue;
+      }
+      const float* rows[kMaxBlocks + 1];
+      for (int64_t j = 0; j < count; ++j) rows[j] = blocks.f32() + j * blocks.stride(0) + t * blocks.stride(1);
+      rows[count] = prefix.row(t);
+      run_token(kernel, rows, count + 1, query.f32(), eps, hidden, out.row(t));
+    }
+  });
+}
+
+}  // namespace k3::ops
