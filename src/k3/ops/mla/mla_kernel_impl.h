@@ -1,0 +1,173 @@
+// Purpose:  mla_kernel.h over a vector type V of lanes.h.
+// Shapes:   mla_kernel.h.
+// Units:    none.
+// Memory:   mla_kernel.h.
+// Threads:  pure functions.
+// Errors:   none.
+// Source:   kernels.md 8; model.md 3.4.
+#pragma once
+
+#include "k3/ops/mla/mla_kernel.h"
+#include "k3/ops/mla/mla_tiles_impl.h"
+
+namespace k3::ops {
+
+constexpr float kNoScore = -3.0e38F;  // below every score; finite, so that e^{kNoScore - m} is 0 and not NaN
+
+template <class V>
+K3_VEC_INLINE void read_latent(const PagedKv& cache, int64_t first, int64_t count, int64_t width, int64_t padded,
+                               float* to) {
+  for (int64_t i = 0; i < count; ++i) {
+    const bool half = cache.dtype == DType::bf16;
+    const void* row = half ? static_cast<const void*>(cache.row_bf16(first + i)) : cache.row_f32(first + i);
+    widen_row<V>(row, half ? Scheme::bf16 : Scheme::f32, width, padded, to + i * padded);
+  }
+}
+
+template <class V>
+void mla_absorb(const MlaAbsorb& a) {
+  const MlaDims& d = a.dims;
+  const int64_t rank = mla_padded(d.rank);
+  // The whole row is cleared; the shared-key part then overwrites what follows the rank, so padding is zero.
+  for (int64_t t = 0; t < a.tokens; ++t) {
+    for (int64_t i = 0; i < mla_padded(d.width()); ++i) a.out[t * a.out_stride + i] = 0;
+  }
+  for (int64_t n = 0; n < d.nope; n += kMlaRows) {
+    const int64_t count = d.nope - n < kMlaRows ? d.nope - n : kMlaRows;
+    widen_rows<V>(a.keys, n, count, rank, a.scratch);
+    add_rows<V>(a.q + n, a.q_stride, a.tokens, a.scratch, rank, count, rank, a.out, a.out_stride);
+  }
+  for (int64_t t = 0; t < a.tokens; ++t) {
+    for (int64_t i = 0; i < d.rope; ++i) a.out[t * a.out_stride + d.rank + i] = a.q[t * a.q_stride + d.nope + i];
+  }
+}
+
+template <class V>
+void mla_attend(const MlaAttend& a) {
+  const MlaDims& d = a.dims;
+  const int64_t width = mla_padded(d.width()), rank = mla_padded(d.rank);
+  float *latent = a.scratch, *scores = a.scratch + kMlaBlock * width;
+  for (int64_t t = 0; t < a.tokens; ++t) {
+    for (int64_t r = 0; r < a.rows; ++r) {
+      float* state = a.states + t * a.state_token_stride + r * a.state_stride;
+      for (int64_t i = 0; i < kMlaStateHead + rank; ++i) state[i] = 0;
+      state[0] = kNoScore;
+    }
+  }
+  for (int64_t begin = a.begin; begin < a.end; begin += kMlaBlock) {
+    const int64_t count = a.end - begin < kMlaBlock ? a.end - begin : kMlaBlock;
+    read_latent<V>(a.cache, begin, count, d.width(), width, latent);
+    for (int64_t t = 0; t < a.tokens; ++t) {
+      int64_t visible = a.first_position + t + 1 - begin;
+      if (visible <= 0) continue;
+      if (visible > count) visible = count;
+      float* state = a.states + t * a.state_token_stride;
+      dot_rows<V>(a.queries + t * a.query_token_stride, width, a.rows, latent, width, visible, width, scores, kMlaBlock);
+      for (int64_t r = 0; r < a.rows; ++r) {
+        float* row = state + r * a.state_stride;
+        softmax_block<V>(scores + r * kMlaBlock, visible, d.scale, row, row + 1, row + kMlaStateHead, rank);
+      }
+      add_rows<V>(scores, kMlaBlock, a.rows, latent, width, visible, rank, state + kMlaStateHead, a.state_stride);
+    }
+  }
+}
+
+template <class V>
+void mla_project(const MlaProject& a) {
+  const MlaDims& d = a.dims;
+  const int64_t rank = mla_padded(d.rank);
+  float* products = a.scratch + kMlaRows * rank;
+  for (int64_t v = 0; v < d.value; v += kMlaRows) {
+    const int64_t count = d.value - v < kMlaRows ? d.value - v : kMlaRows;
+    widen_rows<V>(a.values, v, count, rank, a.scratch);
+    dot_rows<V>(a.latent, a.latent_stride, a.tokens, a.scratch, rank, count, rank, products, kMlaRows);
+    for (int64_t t = 0; t < a.tokens; ++t) {
+      for (int64_t i = 0; i < count; ++i) a.out[t * a.out_stride + v + i] = products[t * kMlaRows + i];
+    }
+  }
+}
+
+struct MlaExpandScratch {
+  float *weight, *latent, *keys, *values, *queries, *sums, *state, *scores;
+};
+
+K3_VEC_INLINE MlaExpandScratch mla_expand_layout(const MlaExpand& a) {
+  const MlaDims& d = a.dims;
+  const int64_t key = mla_padded(d.key()), value = mla_padded(d.value), rank = mla_padded(d.rank);
+  MlaExpandScratch s{};
+  s.weight = a.scratch;
+  s.latent = s.weight + (d.nope + d.value) * rank;
+  s.keys = s.latent + kMlaBlock * mla_padded(d.width());
+  s.values = s.keys + kMlaBlock * key;
+  s.queries = s.values + kMlaBlock * value;
+  s.sums = s.queries + a.tokens * key;
+  s.state = s.sums + a.tokens * value;
+  s.scores = s.state + a.tokens * 32;
+  return s;
+}
+
+// Keys [nope | shared] and values of one block of cached tokens.
+template <class V>
+K3_VEC_INLINE void mla_expand_block(const MlaExpand& a, const MlaExpandScratch& s, int64_t begin, int64_t count) {
+  const MlaDims& d = a.dims;
+  const int64_t width = mla_padded(d.width()), key = mla_padded(d.key()), value = mla_padded(d.value),
+                rank = mla_padded(d.rank);
+  read_latent<V>(a.cache, begin, count, d.width(), width, s.latent);
+  // A latent row goes on with the shared key where a padded weight row has zeros. Zero times the key is zero unless
+  // the key is not finite, and then the key itself makes the scores NaN.
+  dot_rows<V>(s.latent, width, count, s.weight, rank, d.nope, rank, s.keys, key);
+  dot_rows<V>(s.latent, width, count, s.weight + d.nope * rank, rank, d.value, rank, s.values, value);
+  for (int64_t i = 0; i < count; ++i) {
+    float* k = s.keys + i * key;
+    for (int64_t j = 0; j < d.rope; ++j) k[d.nope + j] = s.latent[i * width + d.rank + j];
+    for (int64_t j = d.key(); j < key; ++j) k[j] = 0;
+    for (int64_t j = d.value; j < value; ++j) s.values[i * value + j] = 0;
+  }
+}
+
+template <class V>
+void mla_expand(const MlaExpand& a) {
+  const MlaDims& d = a.dims;
+  const int64_t key = mla_padded(d.key()), value = mla_padded(d.value);
+  const MlaExpandScratch s = mla_expand_layout(a);
+  widen_rows<V>(a.weight, 0, d.nope + d.value, mla_padded(d.rank), s.weight);
+  for (int64_t t = 0; t < a.tokens; ++t) {
+    widen_row<V>(a.q + t * a.q_stride, Scheme::f32, d.key(), key, s.queries + t * key);
+    for (int64_t i = 0; i < value; ++i) s.sums[t * value + i] = 0;
+    s.state[2 * t] = kNoScore;
+    s.state[2 * t + 1] = 0;
+  }
+  const int64_t end = a.first_position + a.tokens;
+  for (int64_t begin = 0; begin < end; begin += kMlaBlock) {
+    const int64_t count = end - begin < kMlaBlock ? end - begin : kMlaBlock;
+    mla_expand_block<V>(a, s, begin, count);
+    const int64_t first = begin > a.first_position ? begin - a.first_position : 0;  // first token that sees the block
+    dot_rows<V>(s.queries + first * key, key, a.tokens - first, s.keys, key, count, key, s.scores + first * kMlaBlock,
+                kMlaBlock);
+    int64_t full = a.tokens;  // first token that sees all of it
+    for (int64_t t = a.tokens; t-- > first;) {
+      int64_t visible = a.first_position + t + 1 - begin;
+      if (visible >= count) {
+        visible = count;
+        full = t;
+      }
+      softmax_block<V>(s.scores + t * kMlaBlock, visible, d.scale, s.state + 2 * t, s.state + 2 * t + 1, s.sums + t * value,
+                       value);
+      if (visible < count)
+        add_rows<V>(s.scores + t * kMlaBlock, kMlaBlock, 1, s.values, value, visible, value, s.sums + t * value, value);
+    }
+    add_rows<V>(s.scores + full * kMlaBlock, kMlaBlock, a.tokens - full, s.values, value, count, value,
+                s.sums + full * value, value);
+  }
+  for (int64_t t = 0; t < a.tokens; ++t) {
+    const float factor = 1 / s.state[2 * t + 1];
+    for (int64_t i = 0; i < d.value; ++i) a.out[t * a.out_stride + i] = s.sums[t * value + i] * factor;
+  }
+}
+
+template <class V>
+constexpr MlaKernels mla_kernels() {
+  return {mla_absorb<V>, mla_attend<V>, mla_project<V>, mla_expand<V>};
+}
+
+}  // namespace k3::ops
