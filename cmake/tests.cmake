@@ -49,5 +49,6 @@ k3_fuzz_replay_tests()
 
 if(EXISTS ${CMAKE_SOURCE_DIR}/tools/check_tree.py)
 add_test(NAME check_tree COMMAND ${K3_PYTHON} ${CMAKE_SOURCE_DIR}/tools/check_tree.py ${CMAKE_SOURCE_DIR})
-set_tests_properties(check_tree PROPERTIES LABELS unit)
+add_test(NAME check_tree_rules COMMAND ${K3_PYTHON} ${CMAKE_SOURCE_DIR}/tools/check_tree_test.py)
+set_tests_properties(check_tree check_tree_rules PROPERTIES LABELS unit)
 endif()

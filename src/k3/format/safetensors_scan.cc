@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <cstring>
 #include <limits>
 #include <utility>
 
@@ -12,6 +13,21 @@ namespace k3::safetensors {
 namespace {
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
+
+// Length of the run of plain ASCII (no quote, backslash, control character) at the start, in steps of 8 bytes: a
+// byte's top bit is set in `special` when it is one of those; borrows can only add false alarms above a true one.
+size_t plain_run(const char* text, size_t size) {
+  constexpr uint64_t kOnes = 0x0101010101010101u, kTops = kOnes << 7;
+  const auto below = [](uint64_t word, uint64_t limit) { return (word - kOnes * limit) & ~word; };
+  size_t at = 0;
+  for (; at + 8 <= size; at += 8) {
+    uint64_t word = 0;
+    std::memcpy(&word, text + at, 8);
+    const uint64_t special = word | below(word, 0x20) | below(word ^ kOnes * '"', 1) | below(word ^ kOnes * '\\', 1);
+    if (special & kTops) break;
+  }
+  return at;
+}
 
 }  // namespace
 
@@ -134,7 +150,8 @@ bool JsonScanner::read_string(std::string_view* text) {
   if (failed_) return false;
   if (peek() != '"') return fail_here("expected a string");
   char* const start = ++at_;
-  char* out = start;
+  at_ += plain_run(at_, static_cast<size_t>(end_ - at_));
+  char* out = at_;
   unsigned char seen = 0;
   while (at_ != end_) {
     const char c = *at_;

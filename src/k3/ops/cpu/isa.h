@@ -1,5 +1,10 @@
-// Instruction sets of the CPU kernels, detected once and chosen at run time (Ctx::isa, --cpu-isa).
-// amx means AMX-BF16 tiles plus AVX512-BF16; a level implies all lower ones.
+// Purpose:  instruction sets of the CPU kernels, detected once and chosen at run time (Ctx::isa, --cpu-isa).
+// Shapes:   none.
+// Units:    none.
+// Memory:   none.
+// Threads:  pure functions.
+// Errors:   isa_from_name: nullopt for an unknown name.
+// Source:   CPUID and XGETBV. amx means AMX-BF16 tiles plus AVX512-BF16; a level implies all lower ones.
 #pragma once
 
 #include <optional>
