@@ -1,11 +1,13 @@
 // Purpose:  byte-level BPE tokenizer of tiktoken.model + tokenizer_config.json, and a streaming detokenizer.
 // Shapes:   none.
 // Units:    ids are int32_t; ranks are 0 .. base_count() - 1, specials lie above.
-// Memory:   a Tokenizer owns its tables and is immutable after load.
-// Threads:  encode and decode may be called concurrently (match data and JIT stacks are per thread).
+// Memory:   a Tokenizer owns its tables (about 14 MB for the released vocabulary) and is immutable after load. Each
+//           thread that encodes keeps scratch of a few MB at most (a piece and a slice are bounded).
+// Threads:  encode and decode may be called concurrently.
 // Errors:   load: corrupt or not_found naming file and line. Input text that is not UTF-8: invalid_argument with
 //           the byte offset. Ids out of range: invalid_argument. No input reaches a CHECK.
-// Source:   model.md 5.1, 5.2 (split pattern, its traps, the 400,000 / 25,000 character splits).
+// Source:   model.md 5.1, 5.2 (split pattern, its traps, the 400,000 / 25,000 character splits). Parts: tokenizer/.
+//           The ids are those of tiktoken under the released wrapper, for characters of Unicode 14.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +24,8 @@ namespace k3 {
 
 class Tokenizer {
  public:
-  // A model folder (tiktoken.model and, when present, tokenizer_config.json) or the tiktoken.model file itself.
+  // A model folder (tiktoken.model and, when present, tokenizer_config.json) or the tiktoken.model file itself; the
+  // file alone names no special tokens, so their markup is ordinary text.
   static Result<Tokenizer> load(const std::string& path);
   static Result<Tokenizer> from_text(std::string_view tiktoken_model, std::string_view tokenizer_config_json,
                                      std::string_view source);
@@ -34,7 +37,8 @@ class Tokenizer {
   Status encode(std::string_view text, std::vector<int32_t>& out) const;  // appends
   Result<std::vector<int32_t>> encode(std::string_view text) const;
 
-  // Text in which the names of special tokens are tokens (raw completion prompts, media strings).
+  // Text in which the names of special tokens are tokens (raw completion prompts, media strings). The longest name
+  // wins where several begin; each stretch of text between is a segment of its own, cuts included.
   Status encode_with_specials(std::string_view text, std::vector<int32_t>& out) const;
 
   // The bytes of an id; specials give their name.

@@ -1,9 +1,11 @@
-// Purpose:  the split pattern as a PCRE2 regular expression, compiled to machine code where the library can.
+// Purpose:  the split pattern as a PCRE2 regular expression (JIT where the library has it): the definition in code, and
+//           the oracle of pattern_scan.h in tests, fuzzing and bench. Texts are encoded with the scanner.
 // Shapes:   none.
 // Units:    byte offsets.
 // Memory:   the compiled pattern is shared; match data and a JIT stack belong to each thread.
 // Threads:  may be called concurrently.
-// Errors:   internal when the library refuses the pattern or a match.
+// Errors:   internal when the library refuses the pattern or a match. A match that outgrows the JIT stack is repeated
+//           by the interpreter, which keeps its state on the heap.
 // Source:   model.md 5.2 with its traps:
 //           - a class intersection (&&) is no PCRE2 syntax; "not Han" is a lookahead;
 //           - \p{Han} means Script_Extensions there since 10.40 (it would take U+3001); the format means Script;
