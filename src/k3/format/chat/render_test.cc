@@ -96,7 +96,7 @@ TEST(ChatGolden, MiniPromptsFromPlainMessages) {
   const ChatFormat format = ChatFormat::load(folder, tokenizer).value();
   const auto golden = nlohmann::json::parse(read_file(folder + "/golden/golden.json").value());
   for (const auto& [name, text] : {std::pair{"chat", "What is the capital of France?"},
-                                   std::pair{"story", "Tell me a short story about a little dog."}}) {
+                                   std::pair{"story", "Tell me a bedtime story about a small boat."}}) {
     ChatRequest request;
     request.messages.push_back(text_message(Role::user, text));
     EXPECT_FALSE(format.thinking_of(request).enabled);
