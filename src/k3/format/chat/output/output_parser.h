@@ -24,7 +24,7 @@ struct ParserOptions {
   bool thinking = false;                      // Prompt::thinking; off: everything is content
   int64_t first_call_index = 0;               // ChatRequest::call_count()
   bool strict_tools = false;                  // drop calls to tools that are not in `tools`
-  std::vector<std::string> tools;
+  std::vector<std::string> tools = {};
 };
 ParserOptions parser_options(const ChatRequest& request, const Prompt& prompt);
 

@@ -43,6 +43,7 @@ bool XtmlParser::in_content() const {
 }
 
 void XtmlParser::push(int32_t id, std::vector<ChatEvent>& events) {
+  if (state_ == State::ended && id == end_id_) closing_.emplace();  // the end token after the message's own close
   if (state_ == State::ended || finished_ || id < 0 || id >= tokenizer_->vocab_size()) return;
   if (id == open_id_) return begin_marker(Marker::open, events);
   if (id == close_id_) return begin_marker(Marker::close, events);
@@ -306,13 +307,18 @@ std::vector<Segment> XtmlParser::missing_segments() const {
   if (!skip_.empty()) open.push_back(skip_);
   const XtmlTag written = parse_xtml_tag(header_);
   if (marker_ == Marker::close) {
-    // A close marker in `message` can only be that of the message itself.
-    const std::string_view expected = open.empty() ? "message" : open.back();
+    // The innermost element that the written part can still name, or else the message itself.
+    std::vector<std::string_view> rest = open;
+    while (!rest.empty() && !rest.back().starts_with(header_)) rest.pop_back();
+    const std::string_view expected = rest.empty() ? "message" : rest.back();
     const bool fits = expected.starts_with(header_);
     if (fits) out.text(expected.substr(header_.size()));
     out.special("<|sep|>");
-    if (fits && open.empty()) return out.special("<|end_of_msg|>").take();
-    if (fits) open.pop_back();
+    if (fits && rest.empty()) return out.special("<|end_of_msg|>").take();
+    if (fits) {
+      rest.pop_back();
+      open = std::move(rest);
+    }
   } else if (marker_ == Marker::open) {
     const std::string_view expected = response ? "tools" : "response";
     const bool fits = state_ == State::message && expected.starts_with(header_);
@@ -321,7 +327,7 @@ std::vector<Segment> XtmlParser::missing_segments() const {
     if (fits) {
       open.push_back(expected);
       response = true;
-    } else if (!written.name.empty()) {
+    } else if (!written.name.empty() && written.name != "message") {
       open.push_back(written.name);
       response = response || written.name == "response";
     }
