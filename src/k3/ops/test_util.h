@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "k3/base/rng.h"
-#include "k3/ops/cpu/isa.h"
+#include "k3/ops/ctx.h"
 
 namespace k3::ops {
 
@@ -34,6 +34,23 @@ inline std::vector<float> random_normal(int64_t count, uint64_t seed, float scal
   std::vector<float> x(static_cast<size_t>(count));
   for (size_t i = 0; i < x.size(); ++i) x[i] = scale * static_cast<float>(rng.normal(i));
   return x;
+}
+
+// A Ctx with its own pool and workspace.
+struct TestRun {
+  ThreadPool pool;
+  Workspace workspace;
+  Ctx ctx;
+  explicit TestRun(Isa isa, int threads = 1, Policy policy = Policy::exact) : pool(threads) {
+    ctx = {.pool = &pool, .workspace = &workspace, .isa = isa, .policy = policy, .deterministic = true};
+  }
+};
+
+// [rows, cols] f32 view; stride 0 means contiguous.
+inline Tensor matrix(float* data, int64_t rows, int64_t cols, int64_t stride = 0) {
+  Tensor t(data, DType::f32, {rows, cols});
+  if (stride != 0) t.strides[0] = stride;
+  return t;
 }
 
 class Guarded {

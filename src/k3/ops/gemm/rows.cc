@@ -14,6 +14,7 @@ namespace {
 struct RowVecPortable : VecPortable {
   using Q = F;
   static constexpr int kTileTokens = 2;
+  static constexpr int64_t kBlock = kBlockCols / 4;
   typedef uint32_t U __attribute__((vector_size(16)));
 
   static K3_VEC_INLINE Q load4(const float* p) { return load(p); }

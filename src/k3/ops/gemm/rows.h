@@ -7,10 +7,10 @@
 // Threads:  pure functions; callers split rows over threads. panel is private to a call.
 // Errors:   none (callers check).
 // Source:   kernels.md 7. The sum of (t, o) is taken in this order whatever tokens, rows and panel are: blocks of
-//           kBlockCols columns; in a block one vector accumulator, lanes = columns mod the vector width (within the
-//           de-interleaved order), then a fixed tree over the lanes; blocks are added left to right. Hence it
-//           depends on the instruction set only, and its error is that of at most 64 + cols / 1024 + 4 additions
-//           (256 + ... on the portable path).
+//           kBlockCols columns (a quarter of it on the portable path); in a block one vector accumulator, lanes = columns
+//           mod the vector width (within the de-interleaved order), then a fixed tree over the lanes; blocks are added left
+//           to right. Hence it depends on the instruction set only, and its error is that of at most 64 + cols / 1024 + 4
+//           additions (AVX-512; 128 + ... for AVX2, 64 + cols / 256 + 2 for the portable path).
 #pragma once
 
 #include <cstdint>

@@ -10,6 +10,7 @@ namespace {
 struct RowVec256 : Vec256 {
   using Q = __m128;
   static constexpr int kTileTokens = 3;
+  static constexpr int64_t kBlock = kBlockCols;
 
   static K3_VEC_INLINE Q load4(const float* p) { return _mm_loadu_ps(p); }
   static K3_VEC_INLINE void store4(float* p, Q x) { _mm_storeu_ps(p, x); }

@@ -136,14 +136,17 @@ K3_VEC_INLINE void tile_any(const RowsJob& job, const D& w, int64_t token, int64
   tile_store<V, D, NT>(job, w, token, row, k0, columns);
 }
 
-K3_VEC_INLINE int64_t block_columns(int64_t cols, int64_t k0) { return cols - k0 < kBlockCols ? cols - k0 : kBlockCols; }
+template <class V>
+K3_VEC_INLINE int64_t block_columns(int64_t cols, int64_t k0) {
+  return cols - k0 < V::kBlock ? cols - k0 : V::kBlock;
+}
 
 // Few tokens: weights are decoded in registers and used at once, every row is one stream.
 template <class V, class D>
 void rows_direct(const RowsJob& job) {
   for (int64_t row = job.row_begin; row < job.row_end; row += kTileRows) {
-    for (int64_t k0 = 0; k0 < job.w.cols; k0 += kBlockCols) {
-      const int64_t columns = block_columns(job.w.cols, k0);
+    for (int64_t k0 = 0; k0 < job.w.cols; k0 += V::kBlock) {
+      const int64_t columns = block_columns<V>(job.w.cols, k0);
       D w;
       w.begin(job, row, k0, columns);
       tile_any<V, D>(job, w, 0, job.tokens, row, k0, columns);
@@ -177,15 +180,15 @@ void decode_panel(const RowsJob& job, int64_t row0, int64_t row1, int64_t k0, in
   }
 }
 
-// Many tokens: a block of kPanelRows rows by kBlockCols columns stays in the second-level cache while all tokens
+// Many tokens: a block of kPanelRows rows by V::kBlock columns stays in the second-level cache while all tokens
 // pass; rows that are not FP32 are widened into the panel first (the same numbers, so the same sums).
 template <class V, class D>
 void rows_blocked(const RowsJob& job) {
   const int64_t tiles = (job.tokens + V::kTileTokens - 1) / V::kTileTokens;  // of equal size, up to one
   for (int64_t row0 = job.row_begin; row0 < job.row_end; row0 += kPanelRows) {
     const int64_t row1 = row0 + kPanelRows < job.row_end ? row0 + kPanelRows : job.row_end;
-    for (int64_t k0 = 0; k0 < job.w.cols; k0 += kBlockCols) {
-      const int64_t columns = block_columns(job.w.cols, k0);
+    for (int64_t k0 = 0; k0 < job.w.cols; k0 += V::kBlock) {
+      const int64_t columns = block_columns<V>(job.w.cols, k0);
       if constexpr (!D::kDense) decode_panel<V, D>(job, row0, row1, k0, columns);
       for (int64_t i = 0; i < tiles; ++i) {
         const int64_t token = job.tokens * i / tiles, count = job.tokens * (i + 1) / tiles - token;
