@@ -1,5 +1,5 @@
 // Tokenizer throughput, one thread. The mixed text is the file named by K3_BENCH_TEXT, or README files, code, JSON and
-// CJK text of the repository; the long-run cases have no place to split before the 25,000 character cut.
+// CJK words of the repository; the long-run cases have no place to split before the 25,000 character cut.
 #include <benchmark/benchmark.h>
 
 #include <cstdlib>
@@ -19,16 +19,22 @@ constexpr const char* kMini = K3_SOURCE_DIR "/models/k3-mini";
 
 std::string mixed_text() {
   if (const char* path = std::getenv("K3_BENCH_TEXT")) return read_file(path).value();
-  std::string text;
+  std::string part;
   for (const char* name : {"/models/k3-mini/README.md", "/tests/data/tokenizer/README.md", "/src/k3/base/threads.h",
                            "/src/k3/format/tokenizer.cc", "/models/k3-mini/golden/golden.json"}) {
-    text += read_file(std::string(K3_SOURCE_DIR) + name).value();
+    part += read_file(std::string(K3_SOURCE_DIR) + name).value();
   }
-  // CJK text: the vocabulary's own Han and kana entries, joined.
+  // Files of the repository, and after each round of them a fifth as much of the vocabulary's Han and kana entries.
   const Tokenizer tokenizer = Tokenizer::load(kReleased).value();
-  for (int32_t id = 0; text.size() < (size_t{1} << 20); id = (id + 97) % tokenizer.base_count()) {
-    const std::string_view token = tokenizer.bytes(id);
-    if (is_utf8(token) && (id % 2 == 0 || static_cast<uint8_t>(token[0]) >= 0xE3)) text += token;
+  std::string text;
+  int32_t id = 0;
+  while (text.size() < (size_t{1} << 20)) {
+    text += part;
+    const size_t end = text.size() + part.size() / 5;
+    for (; text.size() < end; id = (id + 97) % tokenizer.base_count()) {
+      const std::string_view token = tokenizer.bytes(id);
+      if (is_utf8(token) && static_cast<uint8_t>(token[0]) >= 0xE3) text += token;
+    }
   }
   return text;
 }
