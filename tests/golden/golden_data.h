@@ -95,7 +95,8 @@ inline int32_t argmax_of(std::span<const float> row) {
   return static_cast<int32_t>(std::max_element(row.begin(), row.end()) - row.begin());
 }
 
-inline std::vector<int32_t> greedy(const Model& model, const std::vector<int32_t>& prompt, int64_t count, const RunSetup& setup) {
+inline std::vector<int32_t> greedy(const Model& model, const std::vector<int32_t>& prompt, int64_t count,
+                                   const RunSetup& setup) {
   Runner runner = make_runner(model, setup);
   std::span<const float> logits = runner.feed(0, prompt).value();
   std::vector<int32_t> out;

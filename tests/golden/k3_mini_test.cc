@@ -93,7 +93,8 @@ TEST(K3Mini, Bf16ArgmaxWhereTheGapIsClear) {
         const auto& top = prompt["top8_logits"][t];
         if (top[0].get<double>() - top[1].get<double>() <= 0.25) continue;
         ++compared;
-        EXPECT_EQ(argmax_of(std::span(got).subspan(t * vocab, vocab)), prompt["top8_ids"][t][0].get<int32_t>()) << name << " " << t;
+        EXPECT_EQ(argmax_of(std::span(got).subspan(t * vocab, vocab)), prompt["top8_ids"][t][0].get<int32_t>())
+            << name << " " << t;
       }
     }
   }

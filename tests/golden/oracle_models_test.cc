@@ -24,7 +24,8 @@ class OracleModel : public testing::TestWithParam<const char*> {
     const auto vocab = static_cast<size_t>(logits_.cols);
     for (size_t t = 0; t < ids_.size(); ++t) {
       if (golden_["top2_gap"][t].get<double>() <= kGap) continue;
-      EXPECT_EQ(argmax_of(std::span(got).subspan(t * vocab, vocab)), golden_["argmax"][t].get<int32_t>()) << how << " position " << t;
+      EXPECT_EQ(argmax_of(std::span(got).subspan(t * vocab, vocab)), golden_["argmax"][t].get<int32_t>())
+          << how << " position " << t;
     }
   }
 
@@ -63,8 +64,8 @@ TEST_P(OracleModel, FreeRunningGreedy) {
 
 INSTANTIATE_TEST_SUITE_P(All, OracleModel,
                          testing::Values("k3-a", "k3-b", "k3-c", "k3-d", "k3-e", "k3-f", "kl-a", "kl-b", "mix-a", "mix-b"),
-                         [](const auto& info) {
-                           std::string name = info.param;
+                         [](const auto& test) {
+                           std::string name = test.param;
                            std::replace(name.begin(), name.end(), '-', '_');
                            return name;
                          });

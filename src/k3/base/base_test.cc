@@ -48,10 +48,10 @@ TEST(Units, FormatsAndParsesSizes) {
 
 TEST(Utf8, ValidatesStrictly) {
   EXPECT_TRUE(is_utf8("a\xC3\xA4\xE4\xBD\xA0\xF0\x9F\x99\x82"));
-  EXPECT_FALSE(is_utf8("\xC0\x80"));              // overlong
-  EXPECT_FALSE(is_utf8("\xED\xA0\x80"));          // surrogate
-  EXPECT_FALSE(is_utf8("\xF4\x90\x80\x80"));      // above U+10FFFF
-  EXPECT_FALSE(is_utf8("\xE4\xBD"));              // cut
+  EXPECT_FALSE(is_utf8("\xC0\x80"));          // overlong
+  EXPECT_FALSE(is_utf8("\xED\xA0\x80"));      // surrogate
+  EXPECT_FALSE(is_utf8("\xF4\x90\x80\x80"));  // above U+10FFFF
+  EXPECT_FALSE(is_utf8("\xE4\xBD"));          // cut
   EXPECT_EQ(utf8_incomplete_suffix("a\xE4\xBD"), 2U);
   EXPECT_EQ(utf8_incomplete_suffix("a\xE4\xBD\xA0"), 0U);
   EXPECT_EQ(utf8_incomplete_suffix("a\xF0\x9F\x99"), 3U);

@@ -13,11 +13,11 @@ namespace k3 {
 
 }  // namespace k3
 
-#define K3_CHECK(condition, ...)                                                            \
-  do {                                                                                      \
-    if (!(condition)) [[unlikely]] {                                                        \
-      ::k3::check_failed(__FILE__, __LINE__, #condition, ::fmt::format("" __VA_ARGS__));    \
-    }                                                                                       \
+#define K3_CHECK(condition, ...)                                                         \
+  do {                                                                                   \
+    if (!(condition)) [[unlikely]] {                                                     \
+      ::k3::check_failed(__FILE__, __LINE__, #condition, ::fmt::format("" __VA_ARGS__)); \
+    }                                                                                    \
   } while (0)
 
 #if K3_DEBUG_CHECKS

@@ -17,10 +17,10 @@ constexpr size_t kMaxTransfer = size_t{1} << 30;
 
 Error system_error(const std::string& path, const char* what) {
   const int number = errno;
-  const Code code = number == ENOENT || number == ENOTDIR                       ? Code::not_found
-                    : number == ENOSPC || number == EDQUOT || number == EMFILE  ? Code::exhausted
-                    : number == EACCES || number == EPERM || number == EISDIR   ? Code::invalid_argument
-                                                                                : Code::unavailable;
+  const Code code = number == ENOENT || number == ENOTDIR                      ? Code::not_found
+                    : number == ENOSPC || number == EDQUOT || number == EMFILE ? Code::exhausted
+                    : number == EACCES || number == EPERM || number == EISDIR  ? Code::invalid_argument
+                                                                               : Code::unavailable;
   return fail(code, "{}: cannot {}: {}", path, what, std::strerror(number));
 }
 
@@ -59,8 +59,8 @@ File::~File() {
 Status File::read_at(int64_t offset, std::span<std::byte> bytes) const {
   size_t done = 0;
   while (done < bytes.size()) {
-    const ssize_t n = ::pread(fd_, bytes.data() + done, std::min(bytes.size() - done, kMaxTransfer),
-                              offset + static_cast<int64_t>(done));
+    const ssize_t n =
+        ::pread(fd_, bytes.data() + done, std::min(bytes.size() - done, kMaxTransfer), offset + static_cast<int64_t>(done));
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return system_error(path_, "read");
     if (n == 0) {

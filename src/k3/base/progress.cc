@@ -41,7 +41,8 @@ void Progress::draw() {
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
   const std::string amount = unit_ == "B" ? fmt::format("{} / {}", format_bytes(done_), format_bytes(total_))
                                           : fmt::format("{} / {} {}", format_grouped(done_), format_grouped(total_), unit_);
-  const std::string left = fraction > 0.02 ? fmt::format("  {} left", format_seconds(seconds * (1 - fraction) / fraction)) : "";
+  const std::string left =
+      fraction > 0.02 ? fmt::format("  {} left", format_seconds(seconds * (1 - fraction) / fraction)) : "";
   const std::string tail = fmt::format(" {:3.0f} %  {}{}", fraction * 100, amount, left);
   const int room = terminal_columns() - 1 - static_cast<int>(label_.size() + tail.size()) - 3;
   const int width = std::clamp(room, 0, 40);

@@ -116,16 +116,16 @@ Error fail(Code code, fmt::format_string<Args...> format, Args&&... args) {
 #define K3_CONCAT(a, b) K3_CONCAT_INNER(a, b)
 
 // K3_TRY(status_expression); returns the error to the caller.
-#define K3_TRY(expression)                                         \
-  do {                                                             \
-    if (auto k3_status = (expression); !k3_status.ok()) {          \
-      return std::move(k3_status).take_error();                    \
-    }                                                              \
+#define K3_TRY(expression)                                \
+  do {                                                    \
+    if (auto k3_status = (expression); !k3_status.ok()) { \
+      return std::move(k3_status).take_error();           \
+    }                                                     \
   } while (0)
 
 // K3_TRY_ASSIGN(auto x, result_expression);
 #define K3_TRY_ASSIGN(lhs, expression) K3_TRY_ASSIGN_INNER(K3_CONCAT(k3_result_, __LINE__), lhs, expression)
-#define K3_TRY_ASSIGN_INNER(name, lhs, expression)      \
-  auto name = (expression);                             \
-  if (!name.ok()) return std::move(name).take_error();  \
+#define K3_TRY_ASSIGN_INNER(name, lhs, expression)     \
+  auto name = (expression);                            \
+  if (!name.ok()) return std::move(name).take_error(); \
   lhs = *std::move(name)

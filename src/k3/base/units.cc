@@ -26,8 +26,13 @@ std::string format_bytes(int64_t bytes) {
 }
 
 std::string format_count(double count) {
-  static constexpr std::array kSuffixes = {"", "K", "M", "B", "T"};
-  return scaled(count, 1000.0, kSuffixes);
+  static constexpr std::array kSuffixes = {"", " K", " M", " B", " T"};
+  size_t i = 0;
+  while (std::abs(count) >= 999.995 && i + 1 < kSuffixes.size()) {
+    count /= 1000;
+    ++i;
+  }
+  return i == 0 ? fmt::format("{:.0f}", count) : fmt::format("{:.2f}{}", count, kSuffixes[i]);
 }
 
 std::string format_grouped(int64_t count) {

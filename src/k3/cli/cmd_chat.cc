@@ -39,10 +39,11 @@ class LineReader {
   LineReader() : terminal_(::isatty(STDIN_FILENO) == 1) {
     if (!terminal_) return;
     edit_ = el_init("k3", stdin, stderr, stderr);
-    el_set(edit_, EL_PROMPT, +[](EditLine*) -> char* {
-      static char prompt[] = "> ";
-      return prompt;
-    });
+    el_set(
+        edit_, EL_PROMPT, +[](EditLine*) -> char* {
+          static char prompt[] = "> ";
+          return prompt;
+        });
     el_set(edit_, EL_EDITOR, "emacs");
     el_set(edit_, EL_SIGNAL, 0);
     history_ = history_init();
@@ -179,7 +180,11 @@ class Chat {
   bool command(const std::string& line) {
     const size_t space = line.find(' ');
     const std::string name = line.substr(0, space);
-    const std::string argument = space == std::string::npos ? "" : line.substr(line.find_first_not_of(' ', space) == std::string::npos ? line.size() : line.find_first_not_of(' ', space));
+    const std::string argument =
+        space == std::string::npos
+            ? ""
+            : line.substr(line.find_first_not_of(' ', space) == std::string::npos ? line.size()
+                                                                                  : line.find_first_not_of(' ', space));
     if (name == "/quit" || name == "/exit") return false;
     if (name == "/help") {
       std::fputs(kHelp, stderr);
@@ -281,8 +286,11 @@ Status chat_command(const ChatOptions& options) {
   sigaction(SIGINT, &action, nullptr);
   LineReader reader;
   Chat chat(session, options, generation);
-  if (reader.terminal()) note(fmt::format("{}, loaded in {}. /help lists the commands, Ctrl-D leaves.", options.model, format_seconds(loaded.load_seconds)));
-  if (!format.verified()) note("This chat format was written from public descriptions and never compared with the original.");
+  if (reader.terminal())
+    note(fmt::format("{}, loaded in {}. /help lists the commands, Ctrl-D leaves.", options.model,
+                     format_seconds(loaded.load_seconds)));
+  if (!format.verified())
+    note("This chat format was written from public descriptions and never compared with the original.");
   std::string line;
   while (reader.read(line)) {
     if (line.empty()) continue;

@@ -76,13 +76,14 @@ std::string wrapped(const std::string& text, size_t indent, size_t width) {
 
 void print_table(const Config& c, const ModelSummary& s, const Shards& shards) {
   std::string out;
-  const auto line = [&](std::string_view name, const std::string& value) { out += fmt::format("{:<16}{}\n", name, value); };
+  const auto line = [&](std::string_view name, const std::string& value) { out += fmt::format("{:<18}{}\n", name, value); };
   line("model", fmt::format("{} ({})", c.model_type.empty() ? "?" : c.model_type, c.architecture));
-  line("layers", fmt::format("{}: {} KDA, {} MLA; {} with experts, {} dense", c.num_hidden_layers, s.kda_layers, s.mla_layers,
-                             s.moe_layers, s.dense_layers));
-  line("layer map", wrapped(layer_map(c), 16, 100));
+  line("layers", fmt::format("{}: {} KDA, {} MLA; {} with experts, {} dense", c.num_hidden_layers, s.kda_layers,
+                             s.mla_layers, s.moe_layers, s.dense_layers));
+  line("layer map", wrapped(layer_map(c), 18, 100));
   line("", "K = KDA, M = MLA, lower case = dense MLP" +
-               (c.attn_res_block_size ? fmt::format("; groups are AttnRes blocks of {}", *c.attn_res_block_size) : std::string()));
+               (c.attn_res_block_size ? fmt::format("; groups are AttnRes blocks of {}", *c.attn_res_block_size)
+                                      : std::string()));
   line("width", fmt::format("hidden {}, KDA {} x {}, MLA {} heads ({} + {} | {}), latent {}", c.hidden_size, c.kda_num_heads,
                             c.kda_head_dim, c.num_attention_heads, c.qk_nope_head_dim, c.qk_rope_head_dim, c.v_head_dim,
                             c.kv_lora_rank));
@@ -98,15 +99,20 @@ void print_table(const Config& c, const ModelSummary& s, const Shards& shards) {
                fmt::format("{:.1f} %", 100.0 * static_cast<double>(t.params) / static_cast<double>(s.total.params)),
                format_bytes(t.size_bytes)});
   }
-  table.row({"total", format_grouped(s.total.tensors), format_grouped(s.total.params), "", format_bytes(s.total.size_bytes)});
+  table.row(
+      {"total", format_grouped(s.total.tensors), format_grouped(s.total.params), "", format_bytes(s.total.size_bytes)});
   out += "\n" + table.text() + "\n";
+  line("size", fmt::format("{} bytes in {} tensors", format_grouped(s.total.size_bytes), format_grouped(s.total.tensors)));
   line("active a token", fmt::format("{} parameters, {} read (batch 1)", format_count(static_cast<double>(s.active_params)),
                                      format_bytes(s.active_bytes)));
-  line("FLOPs a token", fmt::format("{}FLOP matrices + {}FLOP recurrence + {}FLOP per cached token", format_count(s.matrix_flops_per_token),
-                                    format_count(s.recurrence_flops_per_token), format_count(s.attention_flops_per_context)));
-  line("cache a token", fmt::format("{} in BF16, {} in FP32", format_bytes(s.cache_bytes_per_token(2)), format_bytes(s.cache_bytes_per_token(4))));
-  line("state a sequence", fmt::format(" {} (FP32 state {}, conv tail {} in BF16)", format_bytes(s.cache_bytes_per_sequence(2)),
-                                       format_bytes(s.state_values_per_sequence * 4), format_bytes(s.conv_values_per_sequence * 2)));
+  line("FLOPs a token",
+       fmt::format("{}FLOP matrices + {}FLOP recurrence + {}FLOP per cached token", format_count(s.matrix_flops_per_token),
+                   format_count(s.recurrence_flops_per_token), format_count(s.attention_flops_per_context)));
+  line("cache a token", fmt::format("{} in BF16, {} in FP32", format_bytes(s.cache_bytes_per_token(2)),
+                                    format_bytes(s.cache_bytes_per_token(4))));
+  line("state a sequence",
+       fmt::format("{} (FP32 state {}, conv tail {} in BF16)", format_bytes(s.cache_bytes_per_sequence(2)),
+                   format_bytes(s.state_values_per_sequence * 4), format_bytes(s.conv_values_per_sequence * 2)));
   if (c.max_position_embeddings > 0) {
     const int64_t ctx = c.max_position_embeddings;
     line("full context", fmt::format("{} tokens: {} of cache in BF16", format_grouped(ctx),
@@ -115,7 +121,8 @@ void print_table(const Config& c, const ModelSummary& s, const Shards& shards) {
   if (!shards.any) {
     line("shards", "none here (config only)");
   } else {
-    line("shards", fmt::format("{} of {} present", shards.total - static_cast<int32_t>(shards.missing.size()), shards.total));
+    line("shards",
+         fmt::format("{} of {} present", shards.total - static_cast<int32_t>(shards.missing.size()), shards.total));
     for (size_t i = 0; i < shards.missing.size() && i < 10; ++i) line("", "missing: " + shards.missing[i]);
     if (shards.missing.size() > 10) line("", fmt::format("... and {} more", shards.missing.size() - 10));
     if (!shards.complaint.empty()) line("", "damaged: " + shards.complaint);
@@ -131,9 +138,11 @@ void print_json(const Config& c, const ModelSummary& s, const Shards& shards) {
   w.field("hidden_size", c.hidden_size).field("vocab_size", c.vocab_size);
   w.field("parameters", s.total.params).field("tensors", s.total.tensors).field("size_bytes", s.total.size_bytes);
   w.field("active_parameters", s.active_params).field("active_bytes", s.active_bytes);
-  w.field("matrix_flops_per_token", s.matrix_flops_per_token).field("recurrence_flops_per_token", s.recurrence_flops_per_token);
+  w.field("matrix_flops_per_token", s.matrix_flops_per_token)
+      .field("recurrence_flops_per_token", s.recurrence_flops_per_token);
   w.field("attention_flops_per_context_token", s.attention_flops_per_context);
-  w.field("cache_bytes_per_token_bf16", s.cache_bytes_per_token(2)).field("cache_bytes_per_token_fp32", s.cache_bytes_per_token(4));
+  w.field("cache_bytes_per_token_bf16", s.cache_bytes_per_token(2))
+      .field("cache_bytes_per_token_fp32", s.cache_bytes_per_token(4));
   w.field("state_bytes_per_sequence", s.state_values_per_sequence * 4);
   w.field("conv_bytes_per_sequence_bf16", s.conv_values_per_sequence * 2);
   w.key("components").begin_object();

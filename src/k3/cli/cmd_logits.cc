@@ -49,7 +49,11 @@ Status logits_command(const LogitsOptions& options) {
   K3_TRY(writer.finish());
   if (options.json) {
     JsonWriter w;
-    w.begin_object().field("out", options.out).field("tokens", count).field("vocab", loaded.model->config().vocab_size).end_object();
+    w.begin_object()
+        .field("out", options.out)
+        .field("tokens", count)
+        .field("vocab", loaded.model->config().vocab_size)
+        .end_object();
     print_out(w.text() + "\n");
   } else {
     note(fmt::format("wrote {}: float32 [{}, {}]", options.out, count, loaded.model->config().vocab_size));
@@ -68,7 +72,8 @@ Status perplexity_command(const PerplexityOptions& options) {
     K3_TRY_ASSIGN(const std::string text, tokenizer.decode(ids, /*skip_specials=*/true));
     text_bytes = static_cast<int64_t>(text.size());
   } else {
-    K3_TRY_ASSIGN(const std::string text, read_input({}, options.file, "text", "give a file with -f, ids with --ids, or text on stdin"));
+    K3_TRY_ASSIGN(const std::string text,
+                  read_input({}, options.file, "text", "give a file with -f, ids with --ids, or text on stdin"));
     text_bytes = static_cast<int64_t>(text.size());
     K3_TRY_ASSIGN(ids, tokenizer.encode(text));
   }
@@ -109,13 +114,18 @@ Status perplexity_command(const PerplexityOptions& options) {
   const double bits_per_byte = total / std::log(2.0) / static_cast<double>(std::max<int64_t>(text_bytes, 1));
   if (options.json) {
     JsonWriter w;
-    w.begin_object().field("tokens", count).field("bytes", text_bytes).field("windows", windows).field("window", options.window);
+    w.begin_object()
+        .field("tokens", count)
+        .field("bytes", text_bytes)
+        .field("windows", windows)
+        .field("window", options.window);
     w.field("nats_per_token", nats).field("perplexity", std::exp(nats)).field("bits_per_byte", bits_per_byte).end_object();
     print_out(w.text() + "\n");
     return {};
   }
   print_out(fmt::format("{} tokens, {} bytes, {} windows of {}\n", count, text_bytes, windows, options.window));
-  print_out(fmt::format("nats per token  {:.5f}\nperplexity      {:.3f}\nbits per byte   {:.5f}\n", nats, std::exp(nats), bits_per_byte));
+  print_out(fmt::format("nats per token  {:.5f}\nperplexity      {:.3f}\nbits per byte   {:.5f}\n", nats, std::exp(nats),
+                        bits_per_byte));
   return {};
 }
 

@@ -16,8 +16,9 @@
 namespace k3::cli {
 namespace {
 
-constexpr const char* kSideFiles[] = {"tiktoken.model",    "tokenizer_config.json", "generation_config.json", "chat_format.json",
-                                      "encoding_k3.py",    "chat_template.jinja",   "preprocessor_config.json", "README.md"};
+constexpr const char* kSideFiles[] = {
+    "tiktoken.model", "tokenizer_config.json", "generation_config.json",   "chat_format.json",
+    "encoding_k3.py", "chat_template.jinja",   "preprocessor_config.json", "README.md"};
 
 Status copy_side_files(const std::string& from, const std::string& to, bool readme) {
   for (const std::string_view name : kSideFiles) {
@@ -58,7 +59,8 @@ Status init_command(const InitOptions& options) {
   K3_TRY_ASSIGN(json, edit_config(json, options.set).with_context(path));
   K3_TRY_ASSIGN(Config config, parse_config(json, path));
   // A random model has every part that its config does not switch off.
-  if (!config.latent_moe_use_norm) config.latent_moe_use_norm = config.routed_expert_hidden_size.has_value() && config.nested;
+  if (!config.latent_moe_use_norm)
+    config.latent_moe_use_norm = config.routed_expert_hidden_size.has_value() && config.nested;
   if (!config.mla_use_output_gate) config.mla_use_output_gate = false;
   K3_TRY(prepare_output_folder(options.out, options.force));
   const ModelSummary summary = summarise(config);
@@ -67,8 +69,8 @@ Status init_command(const InitOptions& options) {
   std::error_code ignored;
   const auto space = std::filesystem::space(options.out, ignored);
   if (!ignored && static_cast<int64_t>(space.available) < summary.total.size_bytes) {
-    return fail(Code::exhausted, "{}: {} are needed, {} are free on that disk", options.out, format_bytes(summary.total.size_bytes),
-                format_bytes(static_cast<int64_t>(space.available)));
+    return fail(Code::exhausted, "{}: {} are needed, {} are free on that disk", options.out,
+                format_bytes(summary.total.size_bytes), format_bytes(static_cast<int64_t>(space.available)));
   }
   ThreadPool pool(options.threads > 0 ? options.threads : available_threads());
   LazyBar bar("writing");
@@ -93,7 +95,8 @@ Status convert_command(const ConvertOptionsCli& options) {
   ConvertOptions convert;
   if (options.experts == "mxfp4") convert.experts = ConvertOptions::Experts::mxfp4;
   if (options.experts == "bf16") convert.experts = ConvertOptions::Experts::bf16;
-  if (options.trunk != "keep") convert.trunk = options.trunk == "bf16" ? DType::bf16 : options.trunk == "f16" ? DType::f16 : DType::f32;
+  if (options.trunk != "keep")
+    convert.trunk = options.trunk == "bf16" ? DType::bf16 : options.trunk == "f16" ? DType::f16 : DType::f32;
   convert.shards = options.shards;
   LazyBar bar("converting");
   K3_TRY_ASSIGN(const ConvertReport report, convert_checkpoint(source, config, options.out, convert, std::ref(bar)));

@@ -76,7 +76,10 @@ Result<Answer> answer_chat(const RunOptions& options, const ChatFormat& format, 
   answer.reasoning = turn.message.reasoning;
   answer.generated = turn.generated;
   answer.prompt_tokens = turn.prompt_tokens;
-  answer.finish = turn.ended ? "stop" : turn.stop_string ? "stop" : turn.generated.reason == StopReason::cancelled ? "cancelled" : "length";
+  answer.finish = turn.ended                                       ? "stop"
+                  : turn.stop_string                               ? "stop"
+                  : turn.generated.reason == StopReason::cancelled ? "cancelled"
+                                                                   : "length";
   return answer;
 }
 
@@ -94,16 +97,16 @@ Result<Answer> answer_raw(const RunOptions& options, const Tokenizer& tokenizer,
     stream(options, text);
   };
   K3_TRY_ASSIGN(answer.generated, generate(runner, 0, {}, ids, generation, [&](int32_t id) {
-    show(matcher.push(decoder.push(id)));
-    return !matcher.matched();
-  }));
+                  show(matcher.push(decoder.push(id)));
+                  return !matcher.matched();
+                }));
   show(matcher.push(decoder.finish()));
   show(matcher.finish());
   answer.prompt_tokens = answer.generated.prompt_tokens_fed;
   const StopReason reason = answer.generated.reason;
-  answer.finish = reason == StopReason::cancelled                                     ? "cancelled"
+  answer.finish = reason == StopReason::cancelled                                 ? "cancelled"
                   : reason == StopReason::length || reason == StopReason::context ? "length"
-                                                                                    : "stop";
+                                                                                  : "stop";
   return answer;
 }
 
@@ -147,7 +150,8 @@ Status run_command(const RunOptions& options) {
   } else {
     print_out("\n");
     std::fflush(stdout);
-    note(fmt::format("k3: loaded in {}; {}", format_seconds(loaded.load_seconds), speeds(result->prompt_tokens, result->generated)));
+    note(fmt::format("k3: loaded in {}; {}", format_seconds(loaded.load_seconds),
+                     speeds(result->prompt_tokens, result->generated)));
   }
   if (result->generated.reason == StopReason::context) {
     note(fmt::format("k3: the answer was cut: the context of {} tokens is full (see --ctx)", run.ctx_tokens));

@@ -68,7 +68,11 @@ Status bench_command(const BenchOptions& options) {
   for (const int64_t length : options.prefill) {
     const std::vector<int32_t> ids = random_ids(length, config.vocab_size, 1);
     K3_TRY(measure(
-        {"prefill", length, {}}, [&] { runner.reset(0); return Status(); },
+        {"prefill", length, {}},
+        [&] {
+          runner.reset(0);
+          return Status();
+        },
         [&]() -> Status { return runner.feed(0, ids).ok() ? Status() : Status(fail(Code::internal, "prefill failed")); }));
   }
   const std::vector<int32_t> context = random_ids(std::max<int64_t>(options.depth, 1), config.vocab_size, 2);
@@ -91,8 +95,13 @@ Status bench_command(const BenchOptions& options) {
   const ModelSummary summary = summarise(config);
   if (options.json) {
     JsonWriter w;
-    w.begin_object().field("model", options.model).field("parameters", summary.total.params).field("active_bytes", summary.active_bytes);
-    w.field("threads", loaded.pool->size()).field("policy", options.compute.policy).field("isa", std::string(ops::isa_name(run.isa)));
+    w.begin_object()
+        .field("model", options.model)
+        .field("parameters", summary.total.params)
+        .field("active_bytes", summary.active_bytes);
+    w.field("threads", loaded.pool->size())
+        .field("policy", options.compute.policy)
+        .field("isa", std::string(ops::isa_name(run.isa)));
     w.field("deterministic", run.deterministic).key("results").begin_array();
     for (const Measurement& m : results) {
       w.begin_object().field("test", m.test).field("tokens", m.tokens).field("tokens_per_second", m.speed(m.median()));

@@ -51,7 +51,11 @@ Status detokenize_command(const DetokenizeOptions& options) {
   K3_TRY_ASSIGN(const std::string bytes, tokenizer.decode(ids, options.skip_specials));
   if (options.json) {
     JsonWriter w;
-    w.begin_object().field("text", bytes).field("valid_utf8", is_utf8(bytes)).field("count", static_cast<int64_t>(ids.size())).end_object();
+    w.begin_object()
+        .field("text", bytes)
+        .field("valid_utf8", is_utf8(bytes))
+        .field("count", static_cast<int64_t>(ids.size()))
+        .end_object();
     print_out(w.text() + "\n");
     return {};
   }
@@ -65,7 +69,8 @@ Status render_command(const RenderOptions& options) {
   K3_TRY_ASSIGN(const std::string body, options.request == "-" ? read_stdin() : read_file(options.request));
   K3_TRY_ASSIGN(const ChatRequest request, parse_chat_request(body).with_context(options.request));
   K3_TRY_ASSIGN(const Prompt prompt, format.render(request));
-  if (!format.verified()) note("k3: this chat format was written from public descriptions and never compared with the original");
+  if (!format.verified())
+    note("k3: this chat format was written from public descriptions and never compared with the original");
   if (!options.json) {
     print_out(prompt.text());
     return {};

@@ -53,7 +53,8 @@ Result<RunnerOptions> runner_options(const ComputeOptions& options, const Config
   const int64_t limit = config.max_position_embeddings > 0 ? config.max_position_embeddings : kDefaultCtx;
   out.ctx_tokens = options.ctx_tokens > 0 ? options.ctx_tokens : std::min(kDefaultCtx, limit);
   if (out.ctx_tokens > limit) {
-    return fail(Code::invalid_argument, "--ctx {} is more than the {} tokens this model was made for", out.ctx_tokens, limit);
+    return fail(Code::invalid_argument, "--ctx {} is more than the {} tokens this model was made for", out.ctx_tokens,
+                limit);
   }
   return out;
 }
@@ -129,8 +130,9 @@ Result<std::vector<int32_t>> parse_ids(const std::string& given) {
     const auto [next, error] = std::from_chars(at, end, id);
     if (error != std::errc()) {
       const std::string around = utf8_repair(std::string_view(at, std::min<size_t>(16, static_cast<size_t>(end - at))));
-      return fail(Code::invalid_argument, "'{}' at byte {} of the ids is not a token id; write for example 12,34,56 or @file",
-                  around, at - text.data());
+      return fail(Code::invalid_argument,
+                  "'{}' at byte {} of the ids is not a token id; write for example 12,34,56 or @file", around,
+                  at - text.data());
     }
     ids.push_back(id);
     at = next;
@@ -167,7 +169,8 @@ void print_out(std::string_view text) { std::fwrite(text.data(), 1, text.size(),
 Status prepare_output_folder(const std::string& folder, bool force) {
   for (const char* name : {"model.safetensors.index.json", "config.json"}) {
     if (!force && path_exists(join_path(folder, name))) {
-      return fail(Code::invalid_argument, "{} already holds a model ({}); choose another folder or add --force", folder, name);
+      return fail(Code::invalid_argument, "{} already holds a model ({}); choose another folder or add --force", folder,
+                  name);
     }
   }
   return make_directories(folder);

@@ -23,7 +23,8 @@ void add_compute(CLI::App& app, ComputeOptions& o) {
   app.add_option("-t,--threads", o.threads, "Worker threads (default: all this process may use)")
       ->check(CLI::Range(1, 1024))
       ->group(group);
-  app.add_option("--policy", o.policy, "bf16: round matrix inputs, conv tail and latent to BF16 (default). exact: FP32 throughout")
+  app.add_option("--policy", o.policy,
+                 "bf16: round matrix inputs, conv tail and latent to BF16 (default). exact: FP32 throughout")
       ->check(CLI::IsMember({"bf16", "exact"}))
       ->group(group);
   app.add_option("--cpu-isa", o.isa, "Instruction set: auto, " + ops::isa_names() + " (default auto)")
@@ -39,14 +40,22 @@ void add_compute(CLI::App& app, ComputeOptions& o) {
 
 void add_sampling(CLI::App& app, SamplingOptions& o) {
   const char* group = "Sampling (defaults: the checkpoint's generation_config.json)";
-  app.add_option("--temperature", o.temperature, "0 takes the most likely token (greedy)")->check(CLI::Range(0.0, 100.0))->group(group);
-  app.add_option("--top-p", o.top_p, "Keep the most likely tokens up to this total probability")->check(CLI::Range(0.0, 1.0))->group(group);
+  app.add_option("--temperature", o.temperature, "0 takes the most likely token (greedy)")
+      ->check(CLI::Range(0.0, 100.0))
+      ->group(group);
+  app.add_option("--top-p", o.top_p, "Keep the most likely tokens up to this total probability")
+      ->check(CLI::Range(0.0, 1.0))
+      ->group(group);
   app.add_option("--top-k", o.top_k, "Keep the k most likely tokens (0: all)")->check(CLI::NonNegativeNumber)->group(group);
-  app.add_option("--min-p", o.min_p, "Drop tokens below this fraction of the best probability")->check(CLI::Range(0.0, 1.0))->group(group);
+  app.add_option("--min-p", o.min_p, "Drop tokens below this fraction of the best probability")
+      ->check(CLI::Range(0.0, 1.0))
+      ->group(group);
   app.add_option("--repetition-penalty", o.repetition_penalty, "Above 1 discourages tokens already in the text")
       ->check(CLI::PositiveNumber)
       ->group(group);
-  app.add_option("--presence-penalty", o.presence_penalty, "-2 to 2, for tokens already generated")->check(CLI::Range(-2.0, 2.0))->group(group);
+  app.add_option("--presence-penalty", o.presence_penalty, "-2 to 2, for tokens already generated")
+      ->check(CLI::Range(-2.0, 2.0))
+      ->group(group);
   app.add_option("--seed", o.seed, "Same seed, same answer")->group(group);
   app.add_option("-n,--max-tokens", o.max_tokens, "Longest answer in tokens (default: until it ends or the context is full)")
       ->check(CLI::PositiveNumber)
@@ -55,7 +64,8 @@ void add_sampling(CLI::App& app, SamplingOptions& o) {
 }
 
 void add_thinking(CLI::App& app, ThinkOptions& o) {
-  app.add_option("--think", o.think, "Let the model think first: on or off (default: the checkpoint's)")->check(CLI::IsMember({"on", "off"}));
+  app.add_option("--think", o.think, "Let the model think first: on or off (default: the checkpoint's)")
+      ->check(CLI::IsMember({"on", "off"}));
   app.add_option("--effort", o.effort, "How much it thinks: low, high, max")->check(CLI::IsMember({"low", "high", "max"}));
 }
 
@@ -112,7 +122,9 @@ void add_use_commands(CLI::App& app, AllOptions& o, Status& status) {
 
 void add_look_commands(CLI::App& app, AllOptions& o, Status& status) {
   const char* group = "Look at one";
-  CLI::App* inspect = app.add_subcommand("inspect", "Layers, parameters, bytes, FLOPs and cache sizes; shards present or missing")->group(group);
+  CLI::App* inspect =
+      app.add_subcommand("inspect", "Layers, parameters, bytes, FLOPs and cache sizes; shards present or missing")
+          ->group(group);
   inspect->footer("Works from a config.json alone. Example:\n  k3 inspect models/k3-mini");
   inspect->add_option("PATH", o.inspect.path, "Model folder or config.json")->required();
   add_json(*inspect, o.inspect.json);
@@ -139,20 +151,25 @@ void add_look_commands(CLI::App& app, AllOptions& o, Status& status) {
   render->add_flag("--json", o.render.json, R"(Print {"text", "ids"})");
   bind(render, status, o.render, render_command);
 
-  CLI::App* logits = app.add_subcommand("logits", "Logits of every position, as float32 [tokens, vocab] in a .npy file")->group(group);
+  CLI::App* logits =
+      app.add_subcommand("logits", "Logits of every position, as float32 [tokens, vocab] in a .npy file")->group(group);
   add_model(*logits, o.logits.model);
   logits->add_option("--ids", o.logits.ids, "Token ids: 1,2,3 or @file")->required();
   logits->add_option("--out", o.logits.out, "The .npy file to write")->required();
-  logits->add_option("--chunk", o.logits.split, "Feed the prompt in chunks of N tokens (default: whole, up to 512 at a time)")->check(CLI::PositiveNumber);
+  logits
+      ->add_option("--chunk", o.logits.split, "Feed the prompt in chunks of N tokens (default: whole, up to 512 at a time)")
+      ->check(CLI::PositiveNumber);
   add_json(*logits, o.logits.json);
   add_compute(*logits, o.logits.compute);
   bind(logits, status, o.logits, logits_command);
 
-  CLI::App* perplexity = app.add_subcommand("perplexity", "How well a model predicts a text: nats per token, bits per byte")->group(group);
+  CLI::App* perplexity =
+      app.add_subcommand("perplexity", "How well a model predicts a text: nats per token, bits per byte")->group(group);
   add_model(*perplexity, o.perplexity.model);
   auto* file = perplexity->add_option("-f,--file", o.perplexity.file, "The text file");
   perplexity->add_option("--ids", o.perplexity.ids, "Token ids instead of text: 1,2,3 or @file")->excludes(file);
-  perplexity->add_option("--window", o.perplexity.window, "Tokens per window; each starts anew with [BOS] (default 1024)")->check(CLI::PositiveNumber);
+  perplexity->add_option("--window", o.perplexity.window, "Tokens per window; each starts anew with [BOS] (default 1024)")
+      ->check(CLI::PositiveNumber);
   add_json(*perplexity, o.perplexity.json);
   add_compute(*perplexity, o.perplexity.compute);
   bind(perplexity, status, o.perplexity, perplexity_command);
@@ -160,10 +177,14 @@ void add_look_commands(CLI::App& app, AllOptions& o, Status& status) {
   CLI::App* bench = app.add_subcommand("bench", "Prefill and decode speed")->group(group);
   bench->footer("Example:\n  k3 bench models/k3-mini --prefill 128,512,2048 --decode 64 -t 2");
   add_model(*bench, o.bench.model);
-  bench->add_option("--prefill", o.bench.prefill, "Prompt lengths (default 128,512)")->delimiter(',')->check(CLI::PositiveNumber);
+  bench->add_option("--prefill", o.bench.prefill, "Prompt lengths (default 128,512)")
+      ->delimiter(',')
+      ->check(CLI::PositiveNumber);
   bench->add_option("--decode", o.bench.decode, "Tokens decoded one by one (default 64)")->check(CLI::PositiveNumber);
-  bench->add_option("--depth", o.bench.depth, "Tokens in the cache before decoding (default 0: one)")->check(CLI::NonNegativeNumber);
-  bench->add_option("-r,--repeats", o.bench.repeats, "Runs of each test; the median is shown (default 3)")->check(CLI::PositiveNumber);
+  bench->add_option("--depth", o.bench.depth, "Tokens in the cache before decoding (default 0: one)")
+      ->check(CLI::NonNegativeNumber);
+  bench->add_option("-r,--repeats", o.bench.repeats, "Runs of each test; the median is shown (default 3)")
+      ->check(CLI::PositiveNumber);
   add_json(*bench, o.bench.json);
   add_compute(*bench, o.bench.compute);
   bind(bench, status, o.bench, bench_command);
@@ -178,7 +199,8 @@ void add_make_commands(CLI::App& app, AllOptions& o, Status& status) {
       "  k3 init k3-config.json small --no-vision --set hidden_size=512 --set linear_attn_config.num_heads=4 ...");
   init->add_option("CONFIG", o.init.config, "config.json, or a model folder")->required();
   init->add_option("OUT", o.init.out, "The folder to write")->required();
-  init->add_option("--set", o.init.set, "field=value by field name or dotted path; lowering num_hidden_layers trims both layer lists");
+  init->add_option("--set", o.init.set,
+                   "field=value by field name or dotted path; lowering num_hidden_layers trims both layer lists");
   init->add_option("--seed", o.init.seed, "Random seed (default 0)");
   init->add_option("--shards", o.init.shards, "Number of weight files (default 1)")->check(CLI::PositiveNumber);
   init->add_flag("--no-vision", o.init.no_vision, "Leave the vision tower out");
@@ -186,7 +208,8 @@ void add_make_commands(CLI::App& app, AllOptions& o, Status& status) {
   init->add_option("-t,--threads", o.init.threads, "Worker threads")->check(CLI::Range(1, 1024));
   bind(init, status, o.init, init_command);
 
-  CLI::App* convert = app.add_subcommand("convert", "Re-pack a checkpoint; bytes of unchanged tensors pass through")->group(group);
+  CLI::App* convert =
+      app.add_subcommand("convert", "Re-pack a checkpoint; bytes of unchanged tensors pass through")->group(group);
   convert->footer("Example:\n  k3 convert Kimi-Linear-48B out --experts mxfp4 --shards 8");
   add_model(*convert, o.convert.model);
   convert->add_option("OUT", o.convert.out, "The folder to write")->required();
@@ -194,7 +217,8 @@ void add_make_commands(CLI::App& app, AllOptions& o, Status& status) {
       ->check(CLI::IsMember({"keep", "mxfp4", "bf16"}));
   convert->add_option("--trunk", o.convert.trunk, "Dtype of all other matrices and norms: bf16, f16, f32")
       ->check(CLI::IsMember({"keep", "bf16", "f16", "f32"}));
-  convert->add_option("--shards", o.convert.shards, "Number of weight files (default: as the source)")->check(CLI::PositiveNumber);
+  convert->add_option("--shards", o.convert.shards, "Number of weight files (default: as the source)")
+      ->check(CLI::PositiveNumber);
   convert->add_flag("--force", o.convert.force, "Write into a folder that already holds a model");
   bind(convert, status, o.convert, convert_command);
 }

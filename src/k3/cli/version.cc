@@ -12,8 +12,8 @@
 namespace k3::cli {
 
 std::string version_text() {
-  return fmt::format("k3 {} (g++/clang {}, cpu {}, {} threads)", K3_VERSION, __VERSION__,
-                     ops::isa_name(ops::detect_isa()), available_threads());
+  return fmt::format("k3 {} (g++/clang {}, cpu {}, {} threads)", K3_VERSION, __VERSION__, ops::isa_name(ops::detect_isa()),
+                     available_threads());
 }
 
 }  // namespace k3::cli

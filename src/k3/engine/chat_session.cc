@@ -100,7 +100,8 @@ Result<ChatTurn> ChatSession::send(const std::string& text, const GenerateOption
   fed.insert(fed.end(), ids->begin(), ids->end());
   const int64_t room = runner_.room(sequence_);
   if (static_cast<int64_t>(fed.size()) >= room) {
-    return undo(fail(Code::exhausted, "the message needs {} tokens and the context has room for {} more; start anew or raise --ctx",
+    return undo(fail(Code::exhausted,
+                     "the message needs {} tokens and the context has room for {} more; start anew or raise --ctx",
                      fed.size(), room));
   }
 

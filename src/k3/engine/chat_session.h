@@ -22,9 +22,9 @@ namespace k3 {
 struct ChatTurn {
   AssistantMessage message;
   GenerateResult generated;
-  bool ended = false;             // the model closed its message
-  bool stop_string = false;       // cut at a stop string
-  int64_t prompt_tokens = 0;      // fed for this turn
+  bool ended = false;         // the model closed its message
+  bool stop_string = false;   // cut at a stop string
+  int64_t prompt_tokens = 0;  // fed for this turn
   int64_t reasoning_tokens = 0;
 };
 

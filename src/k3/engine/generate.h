@@ -33,14 +33,14 @@ struct GenerateOptions {
   int64_t max_tokens = 0;         // 0: all the room left
   std::vector<int32_t> stop_ids;  // end tokens of the model
   bool ignore_eos = false;
-  const std::atomic<bool>* stop = nullptr;                       // set: cancelled at the next token or chunk
-  std::function<void(int64_t done, int64_t total)> on_prefill;   // tokens of the prompt done
+  const std::atomic<bool>* stop = nullptr;                      // set: cancelled at the next token or chunk
+  std::function<void(int64_t done, int64_t total)> on_prefill;  // tokens of the prompt done
 };
 
 struct GenerateResult {
-  std::vector<int32_t> ids;     // generated, with the stop token when one came
+  std::vector<int32_t> ids;       // generated, with the stop token when one came
   int64_t prompt_tokens_fed = 0;  // less than the prompt when cancelled inside it
-  bool last_id_unfed = false;   // the last generated token is not in the cache yet
+  bool last_id_unfed = false;     // the last generated token is not in the cache yet
   StopReason reason = StopReason::length;
   double prefill_seconds = 0, decode_seconds = 0;
 

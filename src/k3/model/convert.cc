@@ -93,8 +93,8 @@ Result<Work> plan(const Checkpoint& checkpoint, const Config& config, const Conv
     source.name = std::move(name);
     source.action = action_of(source, row == known.end() ? nullptr : &row->second, options);
     if (source.action == Action::quantise && (source.info.dims.size() != 2 || source.info.dims[1] % 32 != 0)) {
-      return fail(Code::invalid_argument, "tensor '{}': its input width is not a multiple of 32, so it cannot be packed as MXFP4",
-                  source.name);
+      return fail(Code::invalid_argument,
+                  "tensor '{}': its input width is not a multiple of 32, so it cannot be packed as MXFP4", source.name);
     }
     work.sources.push_back(std::move(source));
   }

@@ -22,7 +22,8 @@ void draw(const Config& config, const ParamFamily& family, std::string_view name
   const auto count = static_cast<int64_t>(out.size());
   const auto fill = [&](const auto& value) {
     pool.parallel_for(count, 4096, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) out[static_cast<size_t>(i)] = static_cast<float>(value(static_cast<uint64_t>(i)));
+      for (int64_t i = begin; i < end; ++i)
+        out[static_cast<size_t>(i)] = static_cast<float>(value(static_cast<uint64_t>(i)));
     });
   };
   switch (family.init) {
@@ -79,9 +80,11 @@ std::vector<std::vector<TensorSpec>> shard_plan(const std::vector<ParamTensor>& 
     // A new file starts when this one has its share, or when every unit left must open one.
     const auto opened = static_cast<int64_t>(plan.size());
     const auto left = static_cast<int64_t>(units.size() - u);
-    const bool share = static_cast<double>(done) >= static_cast<double>(total) * static_cast<double>(opened) / static_cast<double>(shards);
+    const bool share =
+        static_cast<double>(done) >= static_cast<double>(total) * static_cast<double>(opened) / static_cast<double>(shards);
     if (!plan.back().empty() && opened < shards && (share || left <= shards - opened)) plan.emplace_back();
-    for (size_t i = units[u].begin; i < units[u].end; ++i) plan.back().push_back({tensors[i].name, tensors[i].dtype, tensors[i].dims});
+    for (size_t i = units[u].begin; i < units[u].end; ++i)
+      plan.back().push_back({tensors[i].name, tensors[i].dtype, tensors[i].dims});
     done += units[u].size_bytes;
   }
   return plan;

@@ -2,10 +2,10 @@
 #include <cmath>
 
 #include "k3/model/layers.h"
+#include "k3/ops/elementwise/elementwise.h"
 #include "k3/ops/gemm/linear.h"
 #include "k3/ops/mla/mla.h"
 #include "k3/ops/rms_norm/rms_norm.h"
-#include "k3/ops/elementwise/elementwise.h"
 
 namespace k3 {
 

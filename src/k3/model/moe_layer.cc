@@ -36,9 +36,10 @@ void moe_layer(const ops::Ctx& ctx, const Config& config, const MoeWeights& w, c
   const Tensor ids = ctx.workspace->tensor({tokens, topk}, DType::i32);
   const Tensor weights = ctx.workspace->tensor({tokens, topk});
   ops::linear(ctx, x, w.router, logits, {.full_precision = true});
-  ops::router(ctx, logits, w.router_bias,
-              {.topk = topk, .renormalise = config.moe_renormalize, .scale = static_cast<float>(config.routed_scaling_factor)},
-              ids, weights);
+  ops::router(
+      ctx, logits, w.router_bias,
+      {.topk = topk, .renormalise = config.moe_renormalize, .scale = static_cast<float>(config.routed_scaling_factor)}, ids,
+      weights);
 
   if (w.down) {
     // Latent experts: the norm acts once on the weighted sum, before the up projection.

@@ -19,19 +19,67 @@
 namespace k3 {
 
 enum class ParamId {
-  input_layernorm, post_attention_layernorm,
-  self_attention_res_norm, self_attention_res_proj, mlp_res_norm, mlp_res_proj,
-  kda_q_proj, kda_k_proj, kda_v_proj, kda_q_conv, kda_k_conv, kda_v_conv, kda_a_log, kda_dt_bias,
-  kda_f_a_proj, kda_f_b_proj, kda_b_proj, kda_g_proj, kda_g_a_proj, kda_g_b_proj, kda_o_norm, kda_o_proj,
-  mla_q_a_proj, mla_q_a_layernorm, mla_q_b_proj, mla_q_proj, mla_kv_a_proj, mla_kv_a_layernorm, mla_kv_b_proj,
-  mla_g_proj, mla_o_proj,
-  mlp_gate_proj, mlp_up_proj, mlp_down_proj,
-  router_gate, router_bias, routed_down_proj, routed_norm, routed_up_proj,
-  shared_gate_proj, shared_up_proj, shared_down_proj,
-  expert_w1, expert_w2, expert_w3,
-  embed_tokens, final_norm, output_res_norm, output_res_proj, lm_head,
-  mm_proj_0, mm_proj_2, mm_post_norm,
-  patch_embed, patch_pos_emb, vision_norm0, vision_norm1, vision_wqkv, vision_wo, vision_fc0, vision_fc1,
+  input_layernorm,
+  post_attention_layernorm,
+  self_attention_res_norm,
+  self_attention_res_proj,
+  mlp_res_norm,
+  mlp_res_proj,
+  kda_q_proj,
+  kda_k_proj,
+  kda_v_proj,
+  kda_q_conv,
+  kda_k_conv,
+  kda_v_conv,
+  kda_a_log,
+  kda_dt_bias,
+  kda_f_a_proj,
+  kda_f_b_proj,
+  kda_b_proj,
+  kda_g_proj,
+  kda_g_a_proj,
+  kda_g_b_proj,
+  kda_o_norm,
+  kda_o_proj,
+  mla_q_a_proj,
+  mla_q_a_layernorm,
+  mla_q_b_proj,
+  mla_q_proj,
+  mla_kv_a_proj,
+  mla_kv_a_layernorm,
+  mla_kv_b_proj,
+  mla_g_proj,
+  mla_o_proj,
+  mlp_gate_proj,
+  mlp_up_proj,
+  mlp_down_proj,
+  router_gate,
+  router_bias,
+  routed_down_proj,
+  routed_norm,
+  routed_up_proj,
+  shared_gate_proj,
+  shared_up_proj,
+  shared_down_proj,
+  expert_w1,
+  expert_w2,
+  expert_w3,
+  embed_tokens,
+  final_norm,
+  output_res_norm,
+  output_res_proj,
+  lm_head,
+  mm_proj_0,
+  mm_proj_2,
+  mm_post_norm,
+  patch_embed,
+  patch_pos_emb,
+  vision_norm0,
+  vision_norm1,
+  vision_wqkv,
+  vision_wo,
+  vision_fc0,
+  vision_fc1,
   vision_final_norm,
 };
 
@@ -39,7 +87,18 @@ enum class ParamScope { layer, expert, global, vision, vision_block };
 
 // For tables that people read.
 enum class Component {
-  routed_experts, kda, mla, shared_experts, latent, router, dense_mlp, embedding, lm_head, norms, vision_tower, projector,
+  routed_experts,
+  kda,
+  mla,
+  shared_experts,
+  latent,
+  router,
+  dense_mlp,
+  embedding,
+  lm_head,
+  norms,
+  vision_tower,
+  projector,
 };
 std::string_view component_name(Component component);
 
@@ -54,10 +113,10 @@ enum class ParamShard { replicated, rows, columns, heads, experts, vocabulary };
 
 enum class OptimizerGroup {
   none,
-  adamw,           // vectors, embeddings, lm_head, degenerate shapes
-  muon,            // the whole matrix is one Newton-Schulz unit
-  muon_per_head,   // one unit per head of rows
-  muon_per_kv,     // kv_b: keys and values of each head apart
+  adamw,          // vectors, embeddings, lm_head, degenerate shapes
+  muon,           // the whole matrix is one Newton-Schulz unit
+  muon_per_head,  // one unit per head of rows
+  muon_per_kv,    // kv_b: keys and values of each head apart
 };
 
 enum class ParamInit { normal, ones, zeros, conv, dt_bias };

@@ -54,8 +54,12 @@ std::span<const LayerCache> SequencePool::views(std::span<const int32_t> sequenc
     const Layer& layer = layers_[l];
     LayerCache& view = views_[l];
     if (config_.is_kda(static_cast<int64_t>(l))) {
-      view.state = {reinterpret_cast<float*>(layer.recurrent.data()), state_elements(config_), layer.conv.data(), cache_dtype_,
-                    conv_elements(config_), slots_.data()};
+      view.state = {reinterpret_cast<float*>(layer.recurrent.data()),
+                    state_elements(config_),
+                    layer.conv.data(),
+                    cache_dtype_,
+                    conv_elements(config_),
+                    slots_.data()};
       continue;
     }
     // One page per sequence that is as long as the context: the contiguous case of the paged view.

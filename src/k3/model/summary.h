@@ -24,16 +24,16 @@ struct ComponentTotals {
 struct ModelSummary {
   std::map<Component, ComponentTotals> components;  // in the order of the enum
   ComponentTotals total;
-  int64_t active_params = 0;    // read per decoded token: with lm_head, without the embedding table and vision
-  int64_t active_bytes = 0;     // the same in stored bytes: the floor of decoding one sequence
+  int64_t active_params = 0;  // read per decoded token: with lm_head, without the embedding table and vision
+  int64_t active_bytes = 0;   // the same in stored bytes: the floor of decoding one sequence
   int64_t kda_layers = 0, mla_layers = 0, moe_layers = 0, dense_layers = 0;
 
   double matrix_flops_per_token = 0;       // projections, experts, lm_head
   double recurrence_flops_per_token = 0;   // KDA, step form
   double attention_flops_per_context = 0;  // absorbed MLA, per cached token
 
-  int64_t latent_values_per_token = 0;     // all MLA layers
-  int64_t state_values_per_sequence = 0;   // all KDA layers, always FP32 here
+  int64_t latent_values_per_token = 0;    // all MLA layers
+  int64_t state_values_per_sequence = 0;  // all KDA layers, always FP32 here
   int64_t conv_values_per_sequence = 0;
 
   int64_t cache_bytes_per_token(int64_t element_bytes) const { return latent_values_per_token * element_bytes; }

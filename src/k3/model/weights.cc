@@ -49,8 +49,8 @@ class ArenaPlan {
   Result<TensorInfo> find(const std::string& name, const std::vector<int64_t>& dims) const {
     K3_TRY_ASSIGN(TensorInfo info, checkpoint_.find(name));
     if (info.dims != dims) {
-      return fail(Code::corrupt, "{}: tensor '{}' has shape {}, the config asks for {}",
-                  checkpoint_.shard_file(info.shard), name, dims_text(info.dims), dims_text(dims));
+      return fail(Code::corrupt, "{}: tensor '{}' has shape {}, the config asks for {}", checkpoint_.shard_file(info.shard),
+                  name, dims_text(info.dims), dims_text(dims));
     }
     return info;
   }
@@ -63,7 +63,8 @@ class ArenaPlan {
   Status matrix(ParamId id, int64_t layer, int64_t expert, ops::Weight& out) {
     const std::vector<int64_t> dims = param_family(id).shape(config_);
     const std::string name = param_name(config_, id, layer, expert);
-    if (param_family(id).store == ParamStore::expert && checkpoint_.contains(name + "_packed")) return packed(name, dims, out);
+    if (param_family(id).store == ParamStore::expert && checkpoint_.contains(name + "_packed"))
+      return packed(name, dims, out);
     K3_TRY_ASSIGN(const TensorInfo info, find(name, dims));
     out.rows = dims[0];
     out.cols = dims[1];
@@ -205,7 +206,8 @@ Status wire_moe(ArenaPlan& plan, const Config& c, int64_t l, MoeWeights& w) {
   K3_TRY(plan.vector(ParamId::router_bias, l, {c.num_experts}, w.router_bias));
   if (c.routed_expert_hidden_size) {
     K3_TRY(matrix(ParamId::routed_down_proj, w.down));
-    if (c.latent_moe_use_norm.value_or(false)) K3_TRY(plan.vector(ParamId::routed_norm, l, {c.expert_width()}, w.latent_norm));
+    if (c.latent_moe_use_norm.value_or(false))
+      K3_TRY(plan.vector(ParamId::routed_norm, l, {c.expert_width()}, w.latent_norm));
     K3_TRY(matrix(ParamId::routed_up_proj, w.up));
   }
   if (c.num_shared_experts > 0) {
@@ -241,7 +243,8 @@ Status wire_layer(ArenaPlan& plan, const Config& c, int64_t l, LayerWeights& w, 
   K3_TRY(plan.vector(ParamId::input_layernorm, l, {c.hidden_size}, w.input_norm));
   K3_TRY(plan.vector(ParamId::post_attention_layernorm, l, {c.hidden_size}, w.post_attention_norm));
   if (c.attn_res_block_size) {
-    K3_TRY(wire_res(plan, c, ParamId::self_attention_res_norm, ParamId::self_attention_res_proj, l, w.attention_res_query, folds));
+    K3_TRY(wire_res(plan, c, ParamId::self_attention_res_norm, ParamId::self_attention_res_proj, l, w.attention_res_query,
+                    folds));
     K3_TRY(wire_res(plan, c, ParamId::mlp_res_norm, ParamId::mlp_res_proj, l, w.mlp_res_query, folds));
   }
   K3_TRY(c.is_kda(l) ? wire_kda(plan, c, l, w.kda) : wire_mla(plan, c, l, w.mla));
@@ -277,8 +280,8 @@ Status run_job(const Checkpoint& checkpoint, const ReadJob& job) {
 }
 
 // Reads in parallel; `done` is reported from the calling thread's share only, which is enough for a bar.
-Status run_jobs(const Checkpoint& checkpoint, const std::vector<ReadJob>& jobs, ThreadPool& pool,
-                std::atomic<int64_t>& done, int64_t total, const LoadProgress& progress) {
+Status run_jobs(const Checkpoint& checkpoint, const std::vector<ReadJob>& jobs, ThreadPool& pool, std::atomic<int64_t>& done,
+                int64_t total, const LoadProgress& progress) {
   std::atomic<size_t> next{0};
   std::mutex mutex;
   Status first_error;
@@ -348,13 +351,11 @@ Result<WeightSet> load_weights(const Checkpoint& checkpoint, const Config& confi
   std::atomic<int64_t> done{0};
   for (int64_t l = 0; l < config.num_hidden_layers; ++l) {
     LayerWeights& layer = set.layers[static_cast<size_t>(l)];
-    K3_TRY(load_arena(checkpoint, config, pool, done, total, progress, set, [&](ArenaPlan& plan, std::vector<Fold>& folds) {
-      return wire_layer(plan, config, l, layer, folds);
-    }));
+    K3_TRY(load_arena(checkpoint, config, pool, done, total, progress, set,
+                      [&](ArenaPlan& plan, std::vector<Fold>& folds) { return wire_layer(plan, config, l, layer, folds); }));
   }
-  K3_TRY(load_arena(checkpoint, config, pool, done, total, progress, set, [&](ArenaPlan& plan, std::vector<Fold>& folds) {
-    return wire_global(plan, config, set, folds);
-  }));
+  K3_TRY(load_arena(checkpoint, config, pool, done, total, progress, set,
+                    [&](ArenaPlan& plan, std::vector<Fold>& folds) { return wire_global(plan, config, set, folds); }));
   return set;
 }
 

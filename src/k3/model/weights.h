@@ -23,8 +23,8 @@ namespace k3 {
 
 struct KdaWeights {
   ops::Weight q, k, v, f_a, f_b, b, o;
-  ops::Weight g;         // full-rank output gate, or
-  ops::Weight g_a, g_b;  // low rank
+  ops::Weight g;                  // full-rank output gate, or
+  ops::Weight g_a, g_b;           // low rank
   Tensor q_conv, k_conv, v_conv;  // [H * D, K]
   Tensor a_log;                   // [H]
   Tensor dt_bias;                 // [H, D]
@@ -55,7 +55,7 @@ struct MoeWeights {
 };
 
 struct LayerWeights {
-  Tensor input_norm, post_attention_norm;    // [hidden]
+  Tensor input_norm, post_attention_norm;     // [hidden]
   Tensor attention_res_query, mlp_res_query;  // [hidden] FP32 norm * projection; absent without AttnRes
   KdaWeights kda;                             // one of the two is filled, by Config::attention
   MlaWeights mla;

@@ -55,7 +55,7 @@ uint16_t float_to_f16(float value) {
   const uint32_t magnitude = bits & 0x7FFFFFFF;
   if (magnitude > 0x7F800000) return static_cast<uint16_t>(sign | 0x7E00);
   if (magnitude >= 0x477FF000) return static_cast<uint16_t>(sign | 0x7C00);  // 65520 and above round to infinity
-  if (magnitude < 0x38800000) {                                             // below 2^-14: subnormal half
+  if (magnitude < 0x38800000) {                                              // below 2^-14: subnormal half
     const float scaled = std::bit_cast<float>(magnitude) * 0x1p24F;
     return static_cast<uint16_t>(sign | static_cast<uint16_t>(std::nearbyint(scaled)));
   }

@@ -23,7 +23,7 @@ constexpr int64_t dtype_bytes(DType dtype) {
   return 0;
 }
 
-std::string_view dtype_name(DType dtype);                       // the safetensors spelling: "BF16", "F8_E4M3", ...
+std::string_view dtype_name(DType dtype);  // the safetensors spelling: "BF16", "F8_E4M3", ...
 std::optional<DType> dtype_from_name(std::string_view name);
 
 inline float bf16_to_float(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }

@@ -46,11 +46,11 @@ struct Tensor {
   // Start of index i of the leading dimension.
   float* row(int64_t i) const { return f32() + i * strides[0]; }
 
-  Tensor slice(int64_t begin, int64_t end) const;          // rows [begin, end) of the leading dimension
-  Tensor columns(int64_t begin, int64_t end) const;        // the same of the last dimension (keeps strides)
-  Tensor at(int64_t i) const;                              // drops the leading dimension
-  Tensor reshape(std::initializer_list<int64_t> to) const; // contiguous views only
-  std::string shape_text() const;                          // "[3, 128]"
+  Tensor slice(int64_t begin, int64_t end) const;           // rows [begin, end) of the leading dimension
+  Tensor columns(int64_t begin, int64_t end) const;         // the same of the last dimension (keeps strides)
+  Tensor at(int64_t i) const;                               // drops the leading dimension
+  Tensor reshape(std::initializer_list<int64_t> to) const;  // contiguous views only
+  std::string shape_text() const;                           // "[3, 128]"
 };
 
 // Owned bytes, aligned to 64 (2 MiB and transparent huge pages from 4 MiB up). Zeroed.

@@ -1,9 +1,9 @@
 // dtype conversions over all bit patterns, views, storage, workspace.
+#include "k3/tensor/tensor.h"
+
 #include <gtest/gtest.h>
 
 #include <cmath>
-
-#include "k3/tensor/tensor.h"
 
 namespace k3 {
 namespace {
@@ -16,7 +16,7 @@ TEST(DType, F16RoundTripsEveryPattern) {
   }
   EXPECT_EQ(float_to_f16(65519.0F), 0x7BFF);
   EXPECT_EQ(float_to_f16(65520.0F), 0x7C00);
-  EXPECT_EQ(float_to_f16(0x1p-25F), 0);          // tie to even
+  EXPECT_EQ(float_to_f16(0x1p-25F), 0);  // tie to even
   EXPECT_EQ(float_to_f16(0x1.8p-25F), 1);
 }
 
@@ -63,7 +63,10 @@ TEST(Workspace, ScopesGiveBackAndReuse) {
   {
     const Workspace::Scope scope(ws);
     first = ws.bytes(100);
-    { const Workspace::Scope inner(ws); ws.bytes(5 << 20); }
+    {
+      const Workspace::Scope inner(ws);
+      ws.bytes(5 << 20);
+    }
     ws.bytes(10);
   }
   const Workspace::Scope scope(ws);
