@@ -52,3 +52,9 @@ add_test(NAME check_tree COMMAND ${K3_PYTHON} ${CMAKE_SOURCE_DIR}/tools/check_tr
 add_test(NAME check_tree_rules COMMAND ${K3_PYTHON} ${CMAKE_SOURCE_DIR}/tools/check_tree_test.py)
 set_tests_properties(check_tree check_tree_rules PROPERTIES LABELS unit)
 endif()
+
+# Optimised builds only: without inlining every template is a weak symbol.
+if(CMAKE_BUILD_TYPE STREQUAL "RelWithDebInfo" AND NOT K3_SANITIZE)
+  add_test(NAME check_isa COMMAND ${K3_PYTHON} ${CMAKE_SOURCE_DIR}/tools/check_isa.py ${CMAKE_BINARY_DIR})
+  set_tests_properties(check_isa PROPERTIES LABELS unit)
+endif()
