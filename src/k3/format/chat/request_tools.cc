@@ -50,17 +50,15 @@ std::string_view type_of(const JsonNode& value) {
   return "string";
 }
 
-// literal: the value came inside an arguments string, so its own spelling is kept.
+// literal: the value came inside an arguments string, so its numbers keep their spelling.
 void add_arguments(ToolCall& call, const JsonNode& object, bool literal) {
   for (size_t i = 0; i < object.items.size(); ++i) {
     const JsonNode& value = object.items[i];
     CallArgument argument{object.keys[i], std::string(type_of(value)), {}};
     if (value.is_string()) {
       argument.text = value.text;
-    } else if (literal) {
-      argument.text = value.raw;
     } else {
-      append_json(argument.text, value, {.spaced = true});
+      append_json(argument.text, value, {.spaced = true, .literal = literal});
     }
     // A key given twice keeps its first place and its last value, as in the reference's dictionaries.
     const auto same = [&](const CallArgument& other) { return other.key == argument.key; };
