@@ -205,6 +205,22 @@ TEST(ChatRequestErrors, Images) {
   }
 }
 
+TEST(ChatRequestErrors, TheImagesOfARequestTogetherAreBounded) {
+  // A PNG header of 3584 x 3584 pixels: 16,384 tokens.
+  const std::string part =
+      R"({"type":"image_url","image_url":"data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAADgAAAA4ACAIAAAAAAAAA"})";
+  std::string parts = part;
+  for (int i = 1; i < 64; ++i) parts += "," + part;
+  const auto request = [](const std::string& content) {
+    return parse_chat_request(R"({"messages":[{"role":"user","content":[)" + content + "]}]}");
+  };
+  EXPECT_TRUE(request(parts).ok());
+  const auto over = request(parts + "," + part);
+  ASSERT_FALSE(over.ok());
+  EXPECT_EQ(over.error().message.find("messages[0].content[64]: the images up to here need 1064960 tokens"), 0U)
+      << over.error().message;
+}
+
 TEST(ChatRequest, Base64FormsAreTolerated) {
   const auto image = [](const char* url) {
     return parse_chat_request(
