@@ -33,7 +33,7 @@ struct SamplingParams {
   float presence_penalty = 0.0F;
   float frequency_penalty = 0.0F;
   uint64_t seed = 0;
-  std::vector<std::pair<int32_t, float>> logit_bias;
+  std::vector<std::pair<int32_t, float>> logit_bias = {};
 
   Status validate(int64_t vocab) const;
 };
