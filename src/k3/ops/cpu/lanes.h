@@ -11,14 +11,6 @@
 #include "k3/ops/cpu/vec_portable.h"
 #include "k3/tensor/dtype.h"
 
-// Before loops of a fixed small count over arrays of vectors: the arrays become registers only when the loop is
-// unrolled, which -O2 does not do by itself.
-#if defined(__clang__)
-#define K3_UNROLL _Pragma("clang loop unroll(full)")
-#else
-#define K3_UNROLL _Pragma("GCC unroll 32")
-#endif
-
 namespace k3::ops {
 
 constexpr int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
