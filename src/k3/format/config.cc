@@ -91,7 +91,7 @@ class ConfigParser {
     if (c_.rms_norm_eps >= 1) refuse(Code::corrupt, text_, "rms_norm_eps", "is {}; it must be below 1", c_.rms_norm_eps);
     c_.initializer_range = positive(text_, "initializer_range").value_or(c_.initializer_range);
     c_.max_position_embeddings =
-        text_.count_or("max_position_embeddings", text_.count_or("model_max_length", 0, 1, INT64_MAX), 1, INT64_MAX);
+        text_.count_or("max_position_embeddings", text_.count_or("model_max_length", 0, 1, kMost), 1, kMost);
     c_.num_nextn_predict_layers = text_.count_or("num_nextn_predict_layers", 0, 0, kMostLayers);
     c_.attn_res_block_size = text_.maybe_count("attn_res_block_size", 1, kMost);
   }
