@@ -1,4 +1,10 @@
-// Shapes of the norms for test and bench: tails around 4 x 16 lanes, no tokens, and K3's widths (hidden, latents, head).
+// Purpose:  shapes of the norms for test and bench.
+// Shapes:   tokens, [heads,] width.
+// Units:    none.
+// Memory:   none.
+// Threads:  none.
+// Errors:   none.
+// Source:   tails around 4 x 16 lanes, no tokens, and K3's widths (hidden, latents, head).
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,10 @@
-// Shapes of the router for test and bench, with the two released models (896 choose 16; 256 choose 8, scaled).
+// Purpose:  shapes of the router for test and bench.
+// Shapes:   tokens, experts.
+// Units:    none.
+// Memory:   none.
+// Threads:  none.
+// Errors:   none.
+// Source:   model.md 1.2: 896 choose 16; 256 choose 8, scaled by 2.446.
 #pragma once
 
 #include <vector>

@@ -46,7 +46,8 @@ class Sampler {
   Result<int32_t> sample(std::span<const float> logits, std::span<const int32_t> prompt, std::span<const int32_t> generated);
 
  private:
-  void adjust(std::span<const float> logits, std::span<const int32_t> prompt, std::span<const int32_t> generated);
+  void penalise(std::span<const int32_t> prompt, std::span<const int32_t> generated);
+  void bias();
   void select_top_k();
   void filter_top_p();
   Result<int32_t> draw(float best, uint64_t counter);

@@ -1,4 +1,10 @@
-// Shapes and kinds of the gated activations for test and bench: lane tails, parts of 1,024, and K3's widths.
+// Purpose:  shapes and kinds of the gated activations for test and bench.
+// Shapes:   tokens, width.
+// Units:    none.
+// Memory:   none.
+// Threads:  none.
+// Errors:   none.
+// Source:   lane tails, parts of 1,024, and K3's widths.
 #pragma once
 
 #include <cstdint>
