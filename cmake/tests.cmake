@@ -32,7 +32,7 @@ foreach(_layer IN LISTS K3_LAYERS)
 endforeach()
 
 if(TARGET k3)
-  foreach(_label golden e2e fault load)
+  foreach(_label golden e2e fault load slow)
     file(GLOB _tests CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/tests/${_label}/*_test.cc)
     if(_tests)
       k3_test_binary(k3_${_label}_test ${_label} ${_tests})
