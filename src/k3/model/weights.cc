@@ -4,6 +4,8 @@
 #include <atomic>
 #include <mutex>
 
+#include "k3/base/memory.h"
+#include "k3/base/units.h"
 #include "k3/model/params.h"
 
 namespace k3 {
@@ -346,6 +348,12 @@ Result<WeightSet> load_weights(const Checkpoint& checkpoint, const Config& confi
     const Component component = tensor.family->component;
     if (component != Component::vision_tower && component != Component::projector) total += tensor.size_bytes();
   });
+  // Refused here with the numbers, rather than killed half-way by the system.
+  if (const int64_t available = available_memory_bytes(); total > available) {
+    return fail(Code::exhausted,
+                "the weights need {} of memory and {} are available; models larger than memory cannot be run yet",
+                format_bytes(total), format_bytes(available));
+  }
   WeightSet set;
   set.layers.resize(static_cast<size_t>(config.num_hidden_layers));
   std::atomic<int64_t> done{0};

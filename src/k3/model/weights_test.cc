@@ -126,6 +126,19 @@ TEST(Weights, WhatDoesNotFitTheConfigIsNamed) {
   }
 }
 
+TEST(Weights, MoreThanMemoryIsRefusedWithTheNumbers) {
+  const std::string folder = scratch("large");
+  std::filesystem::copy_file(source("tests/data/configs/k3.json"), folder + "/config.json");
+  ASSERT_TRUE(write_file(folder + "/model.safetensors.index.json",
+                         R"({"metadata":{},"weight_map":{"x":"model-00001-of-000001.safetensors"}})")
+                  .ok());
+  ThreadPool pool(1);
+  const auto loaded = Model::load(folder, pool);
+  ASSERT_FALSE(loaded.ok());
+  EXPECT_EQ(loaded.error().code, Code::exhausted) << loaded.error().message;
+  EXPECT_NE(loaded.error().message.find("1.42 TiB"), std::string::npos) << loaded.error().message;
+}
+
 TEST(Weights, ExtraTensorsAreTolerated) {
   const std::string from = source("tests/data/oracle-models/k3-a"), folder = scratch("extra");
   Tensors tensors = read_all(from);
