@@ -336,7 +336,9 @@ void resolve_by_tensors(const Checkpoint& checkpoint, Config& config) {
     }
     if (config.is_moe(l)) {
       if (!config.latent_moe_use_norm) config.latent_moe_use_norm = has(ParamId::routed_norm);
-      config.experts_mxfp4 = checkpoint.contains(param_name(config, ParamId::expert_w1, l, 0) + "_packed");
+const std::string expert = param_name(config, ParamId::expert_w1, l, 0);
+      if (checkpoint.contains(expert)) config.experts_mxfp4 = false;
+      if (checkpoint.contains(expert + "_packed")) config.experts_mxfp4 = true;
     }
   }
 }
