@@ -21,6 +21,16 @@ Spawn terminal_chat(const Scratch& home, std::vector<std::string> more = {}) {
   return spawn;
 }
 
+// Ctrl-D, again while it is lost: what comes before the editor has taken over the terminal is an end-of-file mark of the
+// terminal's own line mode.
+Outcome leave(Process& process) {
+  for (int i = 0; i < 50 && !process.gone(); ++i) {
+    process.write("\x04");
+    process.pause(0.1);
+  }
+  return process.finish();
+}
+
 TEST(ChatTerminal, TwoTurnsThenQuit) {
   const Scratch home;
   Process process(terminal_chat(home));
@@ -42,8 +52,8 @@ TEST(ChatTerminal, ControlCStopsTheAnswerNotTheProgram) {
   const Scratch home;
   Process process(terminal_chat(home));
   ASSERT_TRUE(process.wait_out("> "));
-  process.write("Tell me a long story about a big ship.\r");
-  ASSERT_TRUE(process.wait_out("ship.\r\n"));
+  process.write("Write a story.\r");
+  ASSERT_TRUE(process.wait_out("story.\r\n"));
   ASSERT_TRUE(process.wait_out(" ") && process.wait_out(" ") && process.wait_out(" "));
   process.write("\x03");
   ASSERT_TRUE(process.wait_out("; stopped]")) << process.out();
@@ -53,8 +63,7 @@ TEST(ChatTerminal, ControlCStopsTheAnswerNotTheProgram) {
   process.write(kFrance + "\r");
   ASSERT_TRUE(process.wait_out(kAnswer)) << process.out();
   ASSERT_TRUE(process.wait_out("> "));
-  process.write("\x04");
-  EXPECT_EQ(process.finish().code, 0);
+  EXPECT_EQ(leave(process).code, 0);
 }
 
 TEST(ChatTerminal, ControlCAtThePromptDropsTheLine) {
@@ -73,8 +82,7 @@ TEST(ChatTerminal, ControlCAtThePromptDropsTheLine) {
   process.write("/save " + home.path("c.json") + "\r");
   ASSERT_TRUE(process.wait_out("Wrote"));
   ASSERT_TRUE(process.wait_out("> "));
-  process.write("\x04");
-  EXPECT_EQ(process.finish().code, 0);
+  EXPECT_EQ(leave(process).code, 0);
   EXPECT_EQ(json::parse(file_text(home.path("c.json"))).at("messages").at(0).at("content"), kFrance);
 }
 
@@ -124,9 +132,8 @@ TEST(ChatTerminal, HistoryOutlivesTheSession) {
     ASSERT_TRUE(process.wait_out("> "));
     process.write("an old question\r");
     ASSERT_TRUE(process.wait_out("token limit]"));
-  ASSERT_TRUE(process.wait_out("> "));
-    process.write("\x04");
-    ASSERT_EQ(process.finish().code, 0);
+    ASSERT_TRUE(process.wait_out("> "));
+    ASSERT_EQ(leave(process).code, 0);
   }
   EXPECT_THAT(file_text(home.path(".k3_history")), HasSubstr("question"));
   EXPECT_EQ(fs::status(home.path(".k3_history")).permissions() & (fs::perms::group_read | fs::perms::others_read),
@@ -141,8 +148,7 @@ TEST(ChatTerminal, HistoryOutlivesTheSession) {
   process.write("\x1b[A\r");  // arrow up
   ASSERT_TRUE(process.wait_out("token limit]")) << process.out();
   ASSERT_TRUE(process.wait_out("> "));
-  process.write("\x04");
-  EXPECT_EQ(process.finish().code, 0);
+  EXPECT_EQ(leave(process).code, 0);
 }
 
 TEST(ChatTerminal, AHomeThatCannotBeWrittenIsNoFailure) {
@@ -154,8 +160,7 @@ TEST(ChatTerminal, AHomeThatCannotBeWrittenIsNoFailure) {
   process.write("Hello!\r");
   ASSERT_TRUE(process.wait_out("token limit]"));
   ASSERT_TRUE(process.wait_out("> "));
-  process.write("\x04");
-  EXPECT_EQ(process.finish().code, 0);
+  EXPECT_EQ(leave(process).code, 0);
 }
 
 TEST(ChatTerminal, TheTerminalIsLeftAsItWas) {
@@ -171,8 +176,7 @@ TEST(ChatTerminal, TheTerminalIsLeftAsItWas) {
   process.write("Hello!\r");
   ASSERT_TRUE(process.wait_out("token limit]"));
   ASSERT_TRUE(process.wait_out("> "));
-  process.write("\x04");
-  EXPECT_THAT(process.finish().out, HasSubstr("same-tty"));
+  EXPECT_THAT(leave(process).out, HasSubstr("same-tty"));
 }
 
 }  // namespace

@@ -78,6 +78,7 @@ class Process {
     wait_for(result_.out, seen, never, seconds);
   }
 
+  bool gone() const { return out_ < 0 && err_ < 0; }
   const std::string& out() const { return result_.out; }
   const std::string& err() const { return result_.err; }
 

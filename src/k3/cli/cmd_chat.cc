@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <clocale>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -38,6 +39,8 @@ class LineReader {
  public:
   LineReader() : terminal_(::isatty(STDIN_FILENO) == 1) {
     if (!terminal_) return;
+    // libedit drops what the locale cannot spell; text is UTF-8 here whatever the environment says.
+    if (std::setlocale(LC_CTYPE, "C.UTF-8") == nullptr) std::setlocale(LC_CTYPE, "");
     edit_ = el_init("k3", stdin, stderr, stderr);
     el_set(
         edit_, EL_PROMPT, +[](EditLine*) -> char* {
@@ -159,11 +162,11 @@ class Chat {
       }
       any = true;
       print_out(event.text);
-      std::fflush(stdout);
+      if (!flush_out()) g_stop = true;  // nobody can read the rest
     });
     if (reasoning && colour_) print_out("\x1b[0m");
     if (any) print_out("\n");
-    std::fflush(stdout);
+    flush_out();
     if (!turn.ok()) {
       std::fprintf(stderr, "k3: %s\n", turn.error().message.c_str());
       return;
@@ -292,7 +295,7 @@ Status chat_command(const ChatOptions& options) {
   if (!format.verified())
     note("This chat format was written from public descriptions and never compared with the original.");
   std::string line;
-  while (reader.read(line)) {
+  while (flush_out() && reader.read(line)) {
     if (line.empty()) continue;
     if (!is_utf8(line)) {
       std::fputs("k3: that line is not UTF-8 text\n", stderr);
@@ -305,6 +308,8 @@ Status chat_command(const ChatOptions& options) {
     }
   }
   if (reader.terminal()) std::fputs("\n", stderr);
+  // Without a terminal there is no prompt to go back to: an interruption between answers ends the program.
+  if (!reader.terminal() && g_stop) return fail(Code::cancelled, "interrupted");
   return {};
 }
 

@@ -51,7 +51,7 @@ void print_json(const Answer& answer) {
 void stream(const RunOptions& options, const std::string& text) {
   if (options.json || text.empty()) return;
   print_out(text);
-  std::fflush(stdout);
+  if (!flush_out()) g_interrupted = true;  // nobody can read the rest
 }
 
 Result<Answer> answer_chat(const RunOptions& options, const ChatFormat& format, const Tokenizer& tokenizer, Runner& runner,
@@ -150,7 +150,7 @@ Status run_command(const RunOptions& options) {
     print_json(*result);
   } else {
     print_out("\n");
-    std::fflush(stdout);
+    flush_out();
     note(fmt::format("k3: loaded in {}; {}", format_seconds(loaded.load_seconds),
                      speeds(result->prompt_tokens, result->reasoning_tokens, result->generated)));
   }
