@@ -98,6 +98,24 @@ TEST(ChatTerminal, ControlCDropsAContinuedLineToo) {
   ASSERT_TRUE(process.wait_out("> ")) << process.out();
   process.write(kFrance + "\r");
   ASSERT_TRUE(process.wait_out(kAnswer)) << process.out();
+  process.write("/save " + home.path("c.json") + "\r");
+  ASSERT_TRUE(process.wait_out("Wrote"));
+  process.write("/quit\r");
+  EXPECT_EQ(process.finish().code, 0);
+  EXPECT_EQ(json::parse(file_text(home.path("c.json"))).at("messages").at(0).at("content"), kFrance);
+}
+
+TEST(ChatTerminal, KeysTypedDuringAnAnswerWaitForThePrompt) {
+  const Scratch home;
+  Process process(terminal_chat(home, {"-n", "60"}));
+  ASSERT_TRUE(process.wait_out("> "));
+  process.write("Write a story.\r");
+  ASSERT_TRUE(process.wait_out("story.\r\n") && process.wait_out(" "));
+  process.write("/hel\x04p\r");  // Ctrl-D inside a line deletes to the right: nothing here
+  ASSERT_TRUE(process.wait_out("token limit]")) << process.out();
+  const std::string answer = process.out().substr(process.out().find("story.\r\n"));
+  EXPECT_EQ(count_of(answer.substr(0, answer.find("token limit]")), "/hel"), 0u) << "echoed into the answer";
+  ASSERT_TRUE(process.wait_out("/save FILE")) << process.out();
   process.write("/quit\r");
   EXPECT_EQ(process.finish().code, 0);
 }

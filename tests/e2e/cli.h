@@ -45,9 +45,11 @@ inline std::string k3_ok(std::vector<std::string> arguments, std::string_view in
 }
 
 inline std::string file_text(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
+  std::ifstream in(path, std::ios::binary | std::ios::ate);
   EXPECT_TRUE(in.good()) << path;
-  return {std::istreambuf_iterator<char>(in), {}};
+  std::string text(in.good() ? static_cast<size_t>(in.tellg()) : 0, '\0');
+  in.seekg(0).read(text.data(), static_cast<std::streamsize>(text.size()));
+  return text;
 }
 
 inline void put_file(const std::string& path, std::string_view text) {
