@@ -32,7 +32,7 @@ foreach(_layer IN LISTS K3_LAYERS)
 endforeach()
 
 if(TARGET k3)
-  foreach(_label golden e2e fault load)
+  foreach(_label golden e2e fault load slow)
     file(GLOB _tests CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/tests/${_label}/*_test.cc)
     if(_tests)
       k3_test_binary(k3_${_label}_test ${_label} ${_tests})
@@ -58,4 +58,19 @@ if(EXISTS ${CMAKE_SOURCE_DIR}/tools/check_tree.py)
 add_test(NAME check_tree COMMAND ${K3_PYTHON} ${CMAKE_SOURCE_DIR}/tools/check_tree.py ${CMAKE_SOURCE_DIR})
 add_test(NAME check_tree_rules COMMAND ${K3_PYTHON} ${CMAKE_SOURCE_DIR}/tools/check_tree_test.py)
 set_tests_properties(check_tree check_tree_rules PROPERTIES LABELS unit)
+endif()
+
+# Optimised builds only: without inlining every template is a weak symbol.
+if(CMAKE_BUILD_TYPE STREQUAL "RelWithDebInfo" AND NOT K3_SANITIZE)
+  add_test(NAME check_isa COMMAND ${K3_PYTHON} ${CMAKE_SOURCE_DIR}/tools/check_isa.py ${CMAKE_BINARY_DIR})
+  set_tests_properties(check_isa PROPERTIES LABELS unit)
+endif()
+
+# Tests that run the NumPy reference beside the program. `make test` passes the Python of its venv, which has NumPy.
+execute_process(COMMAND ${K3_PYTHON} -c "import numpy" RESULT_VARIABLE _no_numpy OUTPUT_QUIET ERROR_QUIET)
+if(_no_numpy)
+  message(STATUS "k3: ${K3_PYTHON} has no numpy; tests against the NumPy reference are left out (make test has them)")
+elseif(TARGET k3)
+  add_test(NAME eps_sites COMMAND ${K3_PYTHON} ${CMAKE_SOURCE_DIR}/tests/golden/eps_test.py $<TARGET_FILE:k3> ${CMAKE_SOURCE_DIR})
+  set_tests_properties(eps_sites PROPERTIES LABELS golden TIMEOUT 300)
 endif()

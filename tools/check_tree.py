@@ -20,6 +20,7 @@ LIBRARIES = [
     ("cudnn", "cudnn"), ("cutlass/", "cutlass"), ("jpeglib.h", "jpeg"), ("turbojpeg.h", "jpeg"), ("png.h", "png"),
     ("webp/", "webp"), ("libavcodec/", "libav"), ("libavformat/", "libav"), ("libavutil/", "libav"),
     ("libswscale/", "libav"), ("gtest/", "gtest"), ("gmock/", "gmock"), ("rapidcheck", "rapidcheck"), ("benchmark/", "benchmark"),
+    ("omp.h", "dnnl"),  # the threads of oneDNN
     ("openssl/", "openssl"), ("zlib.h", "zlib"), ("sqlite3.h", "sqlite"), ("curl/", "curl"),
 ]
 TEST_LIBRARIES = {"gtest", "gmock", "rapidcheck", "benchmark", "nlohmann", "fmt"}

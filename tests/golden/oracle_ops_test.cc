@@ -48,10 +48,10 @@ class Vectors {
   std::vector<std::unique_ptr<std::vector<float>>> kept_;
 };
 
-void expect_close(const Tensor& got, const std::vector<float>& expected, const std::string& what) {
+void expect_close(const Tensor& got, const std::vector<float>& expected, const std::string& what, double absolute = 1e-5) {
   ASSERT_EQ(got.size(), static_cast<int64_t>(expected.size())) << what;
   for (size_t i = 0; i < expected.size(); ++i) {
-    ASSERT_NEAR(got.f32()[i], expected[i], 1e-5 + 1e-4 * std::abs(expected[i])) << what << " element " << i;
+    ASSERT_NEAR(got.f32()[i], expected[i], absolute + 1e-4 * std::abs(expected[i])) << what << " element " << i;
   }
 }
 
@@ -90,12 +90,12 @@ Config ops_config() {
   return c;
 }
 
-class OracleOps : public testing::Test {
+class OracleOps : public testing::TestWithParam<ops::Isa> {
  protected:
   OracleOps() {
     ctx_.pool = &test_pool();
     ctx_.workspace = &workspace_;
-    ctx_.isa = ops::detect_isa();
+    ctx_.isa = GetParam();
   }
 
   // Caches of one fresh sequence.
@@ -170,14 +170,14 @@ MoeWeights moe_weights(Vectors& v, const Config& c, const std::string& prefix) {
   return w;
 }
 
-TEST_F(OracleOps, RmsNorm) {
+TEST_P(OracleOps, RmsNorm) {
   Vectors v("rmsnorm");
   const Tensor out = v.zeros({3, 128});
   ops::rms_norm(ctx_, v.tensor("in", {3, 128}), v.tensor("weight", {128}), v.json()["eps"].get<float>(), out);
   expect_close(out, v.values("out"), "rmsnorm");
 }
 
-TEST_F(OracleOps, SituGlu) {
+TEST_P(OracleOps, SituGlu) {
   Vectors v("situ_glu");
   const Tensor in = v.tensor("in", {6, 16});
   const Tensor out = v.zeros({6, 8});
@@ -185,7 +185,7 @@ TEST_F(OracleOps, SituGlu) {
   expect_close(out, v.values("out"), "situ_glu");
 }
 
-TEST_F(OracleOps, ShortConv) {
+TEST_P(OracleOps, ShortConv) {
   Vectors v("shortconv");
   const Tensor taps = v.tensor("weight", {64, 4});
   std::vector<float> tail(3 * 64, 0.0F);
@@ -202,7 +202,7 @@ TEST_F(OracleOps, ShortConv) {
   expect_close(next, v.values("out_next"), "out_next");
 }
 
-TEST_F(OracleOps, KdaDecay) {
+TEST_P(OracleOps, KdaDecay) {
   Vectors v("kda_decay");
   const Tensor g = v.zeros({4, 4, 16});
   ops::kda_decay_ref(v.tensor("z", {4, 4, 16}), v.tensor("A_log", {4}), v.tensor("dt_bias", {4, 16}),
@@ -210,7 +210,7 @@ TEST_F(OracleOps, KdaDecay) {
   expect_close(g, v.values("g"), "g");
 }
 
-TEST_F(OracleOps, Router) {
+TEST_P(OracleOps, Router) {
   Vectors v("router");
   const Tensor logits = v.zeros({6, 8}), weights = v.zeros({6, 2});
   std::vector<int32_t> ids(12);
@@ -229,7 +229,7 @@ TEST_F(OracleOps, Router) {
   }
 }
 
-TEST_F(OracleOps, AttnRes) {
+TEST_P(OracleOps, AttnRes) {
   Vectors v("attnres");
   const Tensor residual = v.tensor("block_residual", {4, 8, 128});  // [tokens, blocks, hidden]
   const Tensor blocks = v.zeros({8, 4, 128}), out = v.zeros({4, 128});
@@ -242,7 +242,7 @@ TEST_F(OracleOps, AttnRes) {
   expect_close(out, v.values("out"), "attnres");
 }
 
-TEST_F(OracleOps, WholeKdaLayer) {
+TEST_P(OracleOps, WholeKdaLayer) {
   const Config c = ops_config();
   for (const char* name : {"kda_layer1", "kda_layer8"}) {
     Vectors v(name);
@@ -266,7 +266,7 @@ TEST_F(OracleOps, WholeKdaLayer) {
   }
 }
 
-TEST_F(OracleOps, WholeMlaLayer) {
+TEST_P(OracleOps, WholeMlaLayer) {
   const Config c = ops_config();
   Vectors v("mla");
   const MlaWeights w = mla_weights(v, c, "");
@@ -288,13 +288,16 @@ TEST_F(OracleOps, WholeMlaLayer) {
   }
 }
 
-TEST_F(OracleOps, LatentMoe) {
+TEST_P(OracleOps, LatentMoe) {
   const Config c = ops_config();
   Vectors v("moe");
   const MoeWeights w = moe_weights(v, c, "");
   const Tensor out = v.zeros({3, 128});
   moe_layer(ctx_, c, w, v.tensor("in", {3, 128}), out);
-  expect_close(out, v.values("out"), "moe");
+  // Outputs reach 177 here and the vectors were summed in float32: a float64 evaluation of their own inputs misses the
+  // manifest's tolerance too (1.15 times, element 372, a cancelling sum). Two float32 roundings of the largest output,
+  // 2 * 2^-24 * 177, are allowed on top.
+  expect_close(out, v.values("out"), "moe", 1e-5 + 2 * 0x1p-24 * 177.6);
 }
 
 // A whole decoder layer: both AttnRes sites, norms, attention and experts, as forward() strings them together.
@@ -336,7 +339,7 @@ void check_decoder_layer(const ops::Ctx& ctx, const Config& c, Vectors& v, const
   ASSERT_EQ(static_cast<int64_t>(bank_out.size()), tokens * sources * hidden);
 }
 
-TEST_F(OracleOps, WholeDecoderLayers) {
+TEST_P(OracleOps, WholeDecoderLayers) {
   const Config c = ops_config();
   for (const char* name : {"layer_kda", "layer_mla"}) {
     Vectors v(name);
@@ -344,6 +347,15 @@ TEST_F(OracleOps, WholeDecoderLayers) {
     check_decoder_layer(ctx_, c, v, batch_of(4), v.json()["layer_idx"]);
   }
 }
+
+std::vector<ops::Isa> isas() {
+  std::vector<ops::Isa> all;
+  for (int i = 0; i <= static_cast<int>(ops::detect_isa()); ++i) all.push_back(static_cast<ops::Isa>(i));
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(EveryIsa, OracleOps, testing::ValuesIn(isas()),
+                         [](const auto& test) { return std::string(ops::isa_name(test.param)); });
 
 }  // namespace
 }  // namespace k3::golden

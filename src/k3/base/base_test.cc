@@ -77,6 +77,9 @@ TEST(Rng, IsPhiloxAndIndependentOfOrder) {
   const double late = rng.normal(1000000);
   EXPECT_EQ(late, Rng(7, 1).normal(1000000));
   EXPECT_NE(late, Rng(7, 2).normal(1000000));
+  std::vector<float> bulk(7);
+  rng.fill_normal(3, 2.0, bulk);
+  for (size_t i = 0; i < bulk.size(); ++i) EXPECT_EQ(bulk[i], static_cast<float>(rng.normal(3 + i) * 2.0));
   double sum = 0, squares = 0;
   for (uint64_t i = 0; i < 20000; ++i) {
     const double x = rng.normal(i);

@@ -27,7 +27,8 @@ Error system_error(const std::string& path, const char* what) {
 }  // namespace
 
 Result<File> File::open(const std::string& path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  // Not to wait for the writer of a FIFO; without effect on the regular files that are accepted.
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) return system_error(path, "open");
   struct stat info;
   if (fstat(fd, &info) != 0) {

@@ -41,10 +41,24 @@ double Rng::uniform(uint64_t counter) const {
   return to_unit(b[0], b[1]);
 }
 
-double Rng::normal(uint64_t counter) const {
-  const auto b = block(counter);
+std::array<double, 2> Rng::normal_pair(uint64_t block_counter) const {
+  const auto b = block(block_counter);
   const double radius = std::sqrt(-2.0 * std::log1p(-to_unit(b[0], b[1])));
-  return radius * std::cos(2.0 * std::numbers::pi * to_unit(b[2], b[3]));
+  const double angle = 2.0 * std::numbers::pi * to_unit(b[2], b[3]);
+  return {radius * std::cos(angle), radius * std::sin(angle)};
+}
+
+double Rng::normal(uint64_t counter) const { return normal_pair(counter / 2)[counter % 2]; }
+
+void Rng::fill_normal(uint64_t first, double scale, std::span<float> out) const {
+  size_t i = 0;
+  if (first % 2 == 1 && !out.empty()) out[i++] = static_cast<float>(normal(first) * scale);
+  for (; i + 1 < out.size(); i += 2) {
+    const auto pair = normal_pair((first + i) / 2);
+    out[i] = static_cast<float>(pair[0] * scale);
+    out[i + 1] = static_cast<float>(pair[1] * scale);
+  }
+  if (i < out.size()) out[i] = static_cast<float>(normal(first + i) * scale);
 }
 
 }  // namespace k3

@@ -1,5 +1,6 @@
 // Every lie a checkpoint can tell, each refused with its code and a message that names file, tensor and fact.
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include "k3/format/checkpoint.h"
 #include "k3/format/checkpoint_cases.h"
@@ -286,6 +287,15 @@ TEST(MalformedFolder, ATensorLiesInTwoShards) {
   ASSERT_TRUE(checkpoint.ok()) << checkpoint.error().message;
   expect_refused(checkpoint->verify_all().error(), folder.file("b.safetensors"),
                  BadFile{"", "", Code::corrupt, {"'w'", "another shard"}});
+}
+
+TEST(MalformedFolder, AFifoIsNotWaitedFor) {
+  const TempFolder folder;
+  ASSERT_EQ(mkfifo(folder.file("model.safetensors").c_str(), 0600), 0);
+  const auto checkpoint = Checkpoint::open(folder.path());
+  ASSERT_FALSE(checkpoint.ok());
+  expect_refused(checkpoint.error(), folder.file("model.safetensors"),
+                 BadFile{"", "", Code::invalid_argument, {"not a regular file"}});
 }
 
 TEST(MalformedFolder, SaysWhatItFoundInstead) {

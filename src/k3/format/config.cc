@@ -14,7 +14,8 @@ using config::FieldReader;
 
 constexpr int64_t kMost = 0x7FFFFFFF;          // of any width or count: products of two stay far from overflow
 constexpr int64_t kMostLayers = 1 << 16;       // the per-layer list is allocated from it
-constexpr int64_t kMostConvTaps = 16;          // the carried tail is short by design
+constexpr int64_t kMostConvTaps = 8;           // what the convolution kernels unroll
+constexpr int64_t kMostResBlocks = 1024;       // what the AttnRes kernel mixes
 constexpr int64_t kMxfp4Group = 32;            // weights that share a scale
 constexpr double kLeastGateLowerBound = -5.0;  // 16-token chunks keep e^80 finite in float (model.md 3.3)
 
@@ -91,9 +92,13 @@ class ConfigParser {
     if (c_.rms_norm_eps >= 1) refuse(Code::corrupt, text_, "rms_norm_eps", "is {}; it must be below 1", c_.rms_norm_eps);
     c_.initializer_range = positive(text_, "initializer_range").value_or(c_.initializer_range);
     c_.max_position_embeddings =
-        text_.count_or("max_position_embeddings", text_.count_or("model_max_length", 0, 1, INT64_MAX), 1, INT64_MAX);
+        text_.count_or("max_position_embeddings", text_.count_or("model_max_length", 0, 1, kMost), 1, kMost);
     c_.num_nextn_predict_layers = text_.count_or("num_nextn_predict_layers", 0, 0, kMostLayers);
     c_.attn_res_block_size = text_.maybe_count("attn_res_block_size", 1, kMost);
+    if (c_.attn_res_block_size && (c_.num_hidden_layers - 1) / *c_.attn_res_block_size >= kMostResBlocks) {
+      refuse(Code::unsupported, text_, "attn_res_block_size", "is {}: {} layers would make more than {} blocks",
+             *c_.attn_res_block_size, c_.num_hidden_layers, kMostResBlocks);
+    }
   }
 
   std::optional<int32_t> token_id(std::string_view field) {

@@ -83,6 +83,7 @@ struct Config {
 
   bool is_moe(int64_t layer) const { return layer >= first_k_dense_replace && layer % moe_layer_freq == 0; }
   bool is_kda(int64_t layer) const { return attention[static_cast<size_t>(layer)] == AttentionKind::kda; }
+  bool is_mla(int64_t layer) const { return attention[static_cast<size_t>(layer)] == AttentionKind::mla; }
   int64_t expert_width() const { return routed_expert_hidden_size.value_or(hidden_size); }
   int64_t kda_width() const { return kda_num_heads * kda_head_dim; }
 };

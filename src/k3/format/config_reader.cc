@@ -120,7 +120,7 @@ Result<Document> Document::parse(std::string_view text, std::string_view source)
 FieldReader Document::root() { return FieldReader(this, &tree_->root, ""); }
 
 void Document::fail_at(Code code, std::string_view path, std::string_view fact) {
-  if (!failed()) error_->emplace(fail(code, "{}: {} {}", source_, path, fact));
+  if (!failed()) error_->emplace(fail(code, "{}: {} {}", source_, shown(path), fact));
 }
 
 std::string FieldReader::path(std::string_view field) const {

@@ -1,19 +1,18 @@
 #include "k3/format/npy.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <cmath>
 #include <cstring>
-#include <filesystem>
+
+#include "k3/format/checkpoint_cases.h"
 
 namespace k3 {
 namespace {
 
 std::string temp_path(const std::string& name) {
-  const auto folder = std::filesystem::path(testing::TempDir()) / fmt::format("k3-npy-{}", getpid());
-  std::filesystem::create_directories(folder);
-  return (folder / name).string();
+  static const testing_checkpoint::TempFolder folder;
+  return folder.file(name);
 }
 
 std::string npy(int version, const std::string& header, const std::string& data) {

@@ -47,10 +47,10 @@ void forward(const ops::Ctx& ctx, const Config& config, const WeightSet& weights
     // The raw layer input is banked, not the mix, and the sum restarts from the attention output alone.
     if (starts_block) copy(prefix, bank.at(banked++));
     ops::rms_norm(ctx, mixed, w.input_norm, eps, mixed);
-    if (config.is_kda(l)) {
-      kda_layer(ctx, config, w.kda, batch, cache, mixed, starts_block ? prefix : delta);
-    } else {
-      mla_layer(ctx, config, w.mla, batch, cache, mixed, starts_block ? prefix : delta);
+    const Tensor& attended = starts_block ? prefix : delta;
+    switch (config.attention[static_cast<size_t>(l)]) {
+      case AttentionKind::kda: kda_layer(ctx, config, w.kda, batch, cache, mixed, attended); break;
+      case AttentionKind::mla: mla_layer(ctx, config, w.mla, batch, cache, mixed, attended); break;
     }
     if (!starts_block) ops::add(ctx, delta, prefix);
 

@@ -27,7 +27,12 @@ void draw(const Config& config, const ParamFamily& family, std::string_view name
     });
   };
   switch (family.init) {
-    case ParamInit::normal: fill([&](uint64_t i) { return rng.normal(i) * config.initializer_range; }); return;
+    case ParamInit::normal:
+      pool.parallel_for(count, 4096, [&](int64_t begin, int64_t end) {
+        rng.fill_normal(static_cast<uint64_t>(begin), config.initializer_range,
+                        std::span(out).subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin)));
+      });
+      return;
     case ParamInit::ones: fill([](uint64_t) { return 1.0; }); return;
     case ParamInit::zeros: fill([](uint64_t) { return 0.0; }); return;
     case ParamInit::conv: {

@@ -21,10 +21,10 @@ bool attn_res(const Config& c, int64_t) { return c.attn_res_block_size.has_value
 bool kda(const Config& c, int64_t l) { return c.is_kda(l); }
 bool kda_full_gate(const Config& c, int64_t l) { return c.is_kda(l) && c.use_full_rank_gate; }
 bool kda_low_gate(const Config& c, int64_t l) { return c.is_kda(l) && !c.use_full_rank_gate; }
-bool mla(const Config& c, int64_t l) { return !c.is_kda(l); }
-bool mla_q_lora(const Config& c, int64_t l) { return !c.is_kda(l) && c.q_lora_rank.has_value(); }
-bool mla_q_direct(const Config& c, int64_t l) { return !c.is_kda(l) && !c.q_lora_rank.has_value(); }
-bool mla_gate(const Config& c, int64_t l) { return !c.is_kda(l) && c.mla_use_output_gate.value_or(false); }
+bool mla(const Config& c, int64_t l) { return c.is_mla(l); }
+bool mla_q_lora(const Config& c, int64_t l) { return c.is_mla(l) && c.q_lora_rank.has_value(); }
+bool mla_q_direct(const Config& c, int64_t l) { return c.is_mla(l) && !c.q_lora_rank.has_value(); }
+bool mla_gate(const Config& c, int64_t l) { return c.is_mla(l) && c.mla_use_output_gate.value_or(false); }
 bool dense(const Config& c, int64_t l) { return !c.is_moe(l); }
 bool moe(const Config& c, int64_t l) { return c.is_moe(l); }
 bool latent(const Config& c, int64_t l) { return c.is_moe(l) && c.routed_expert_hidden_size.has_value(); }
@@ -48,9 +48,7 @@ Dims kda_low_up(const Config& c) { return {c.kda_width(), c.kda_head_dim}; }
 int64_t query_width(const Config& c) { return c.num_attention_heads * (c.qk_nope_head_dim + c.qk_rope_head_dim); }
 int64_t value_width(const Config& c) { return c.num_attention_heads * c.v_head_dim; }
 int64_t shared_width(const Config& c) { return c.num_shared_experts * c.moe_intermediate_size; }
-int64_t merged_width(const Config& c) {
-  return c.vision->mm_hidden_size * c.vision->merge_height * c.vision->merge_width;
-}
+int64_t merged_width(const Config& c) { return c.vision->mm_hidden_size * c.vision->merge_height * c.vision->merge_width; }
 
 // clang-format off
 const std::vector<ParamFamily>& table() {
@@ -188,8 +186,7 @@ int64_t ParamTensor::size_bytes() const {
   return n;
 }
 
-void for_each_param(const Config& config,
-                    const std::function<void(const ParamFamily&, int64_t, int64_t)>& visit) {
+void for_each_param(const Config& config, const std::function<void(const ParamFamily&, int64_t, int64_t)>& visit) {
   const auto scope_is = [&](S scope, const auto& each) {
     for (const ParamFamily& family : table()) {
       if (family.scope == scope) each(family);

@@ -99,6 +99,8 @@ struct ResponseFormat {
   std::string schema_json;  // compact, sorted
 };
 
+inline constexpr int64_t kMaxRequestImageTokens = int64_t{1} << 20;  // the longest context of the family
+
 struct ChatRequest {
   std::vector<ChatMessage> messages;
   ToolSet tools;

@@ -134,6 +134,23 @@ Status parse_continuation(const JsonNode& root, ChatRequest& request) {
   return {};
 }
 
+// A header of 33 bytes can claim 16,384 tokens: the sum is bounded before the prompt is written out.
+Status check_image_tokens(const ChatRequest& request) {
+  int64_t tokens = 0;
+  for (size_t i = 0; i < request.messages.size(); ++i) {
+    for (size_t p = 0; p < request.messages[i].content.size(); ++p) {
+      const ContentPart& part = request.messages[i].content[p];
+      if (part.kind != ContentPart::Kind::image) continue;
+      tokens += image_tokens(part.image.width, part.image.height);
+      if (tokens > kMaxRequestImageTokens) {
+        return bad_field(fmt::format("messages[{}].content[{}]", i, p),
+                         "the images up to here need {} tokens; the limit is {}", tokens, kMaxRequestImageTokens);
+      }
+    }
+  }
+  return {};
+}
+
 }  // namespace
 
 Result<ChatRequest> parse_chat_request(const JsonNode& root) {
@@ -152,6 +169,7 @@ Result<ChatRequest> parse_chat_request(const JsonNode& root) {
     K3_TRY_ASSIGN(ChatMessage message, parse_message(messages->items[i], fmt::format("messages[{}]", i), names));
     request.messages.push_back(std::move(message));
   }
+  K3_TRY(check_image_tokens(request));
   K3_TRY(parse_tool_choice(root, request));
   K3_TRY_ASSIGN(request.response_format, parse_response_format(root));
   K3_TRY_ASSIGN(request.thinking, parse_thinking(root));

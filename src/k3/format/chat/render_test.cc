@@ -136,11 +136,12 @@ TEST(ChatRender, TextOfEveryKindOfMessage) {
        R"({"messages":[{"role":"system","content":null,"tools":[{"type":"function","function":{"name":"g"}}]}],"reasoning_effort":"none","add_generation_prompt":false})",
        R"({message role="system" type="tool-declare"}D([{"function":{"name":"g"},"type":"function"}]){/message}{.})"},
       {"calls: literals kept in strings, order kept",
-       R"({"messages":[{"role":"assistant","content":null,"tool_calls":[{"id":"1","type":"function","function":{"name":"f","arguments":"{\"z\": 1.0, \"a\":1e5, \"big\":123456789012345678901234567890, \"s\":\"<\\\"x\\n>\", \"o\":{ \"k\":[1,2] }, \"n\":null, \"b\":true}"}}]}],"reasoning_effort":"none","add_generation_prompt":false})",
+       R"({"messages":[{"role":"assistant","content":null,"tool_calls":[{"id":"1","type":"function","function":{"name":"f","arguments":"{\"z\": 1.0, \"a\":1e5, \"big\":123456789012345678901234567890, \"s\":\"<\\\"x\\n>\", \"o\":{ \"k\":[1,2e0] }, \"n\":null, \"b\":true}"}}]}],"reasoning_effort":"none","add_generation_prompt":false})",
        "{message role=\"assistant\"}{response}{/response}{tools}{call tool=\"f\" index=\"1\"}{argument key=\"z\" "
        "type=\"number\"}1.0{/argument}{argument key=\"a\" type=\"number\"}1e5{/argument}{argument key=\"big\" "
        "type=\"number\"}123456789012345678901234567890{/argument}{argument key=\"s\" "
-       "type=\"string\"}<\"x\n>{/argument}{argument key=\"o\" type=\"object\"}{ \"k\":[1,2] }{/argument}{argument key=\"n\" "
+       "type=\"string\"}<\"x\n>{/argument}{argument key=\"o\" type=\"object\"}{\"k\": [1, 2e0]}{/argument}{argument "
+       "key=\"n\" "
        "type=\"null\"}null{/argument}{argument key=\"b\" type=\"boolean\"}true{/argument}{/call}{/tools}{/message}{.}"},
       {"calls: objects are printed spaced",
        R"({"messages":[{"role":"assistant","content":"","tool_calls":[{"function":{"name":"f","arguments":{"o":{"b":[1,2.50],"a":"ä"}}}},{"function":{"name":"g","arguments":null}},{"function":{"name":"h","arguments":" "}}]}],"reasoning_effort":"none","add_generation_prompt":false})",

@@ -1,5 +1,6 @@
 // Tool declarations, calls in the history, tool_choice (api.md 7.1).
 #include <algorithm>
+#include <unordered_map>
 
 #include "k3/format/chat/request_parts.h"
 
@@ -50,25 +51,23 @@ std::string_view type_of(const JsonNode& value) {
   return "string";
 }
 
-// literal: the value came inside an arguments string, so its own spelling is kept.
+// literal: the value came inside an arguments string, so its numbers keep their spelling.
 void add_arguments(ToolCall& call, const JsonNode& object, bool literal) {
+  std::unordered_map<std::string_view, size_t> places;
   for (size_t i = 0; i < object.items.size(); ++i) {
     const JsonNode& value = object.items[i];
     CallArgument argument{object.keys[i], std::string(type_of(value)), {}};
     if (value.is_string()) {
       argument.text = value.text;
-    } else if (literal) {
-      argument.text = value.raw;
     } else {
-      append_json(argument.text, value, {.spaced = true});
+      append_json(argument.text, value, {.spaced = true, .literal = literal});
     }
     // A key given twice keeps its first place and its last value, as in the reference's dictionaries.
-    const auto same = [&](const CallArgument& other) { return other.key == argument.key; };
-    const auto old = std::find_if(call.arguments.begin(), call.arguments.end(), same);
-    if (old != call.arguments.end()) {
-      *old = std::move(argument);
-    } else {
+    const auto [place, added] = places.emplace(object.keys[i], call.arguments.size());
+    if (added) {
       call.arguments.push_back(std::move(argument));
+    } else {
+      call.arguments[place->second] = std::move(argument);
     }
   }
 }

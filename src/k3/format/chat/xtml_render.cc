@@ -1,6 +1,7 @@
 // The XTML prompt, in the order of api.md 7.2.
 #include <algorithm>
 #include <optional>
+#include <unordered_map>
 
 #include "k3/format/chat/render.h"
 
@@ -25,8 +26,7 @@ class XtmlRenderer {
         continue;
       }
       if (message.role == Role::assistant) {
-        calls_ = &message.tool_calls;
-        results_ = 0;
+        begin_calls(message.tool_calls);
       }
       if (i >= first) K3_TRY(one(message, i + 1 == request_.messages.size()));
     }
@@ -152,13 +152,20 @@ class XtmlRenderer {
     return i;
   }
 
-  // Position of the call with this id among the latest assistant message's calls; the first one wins.
-  std::optional<size_t> call_position(std::string_view id) const {
-    if (calls_ == nullptr || id.empty()) return std::nullopt;
-    for (size_t i = 0; i < calls_->size(); ++i) {
-      if ((*calls_)[i].id == id) return i;
+  void begin_calls(const std::vector<ToolCall>& calls) {
+    calls_ = &calls;
+    results_ = 0;
+    positions_.clear();
+    for (size_t i = 0; i < calls.size(); ++i) {
+      if (!calls[i].id.empty()) positions_.emplace(calls[i].id, i);  // of equal ids the first one counts
     }
-    return std::nullopt;
+  }
+
+  // Position of the call with this id among the latest assistant message's calls.
+  std::optional<size_t> call_position(std::string_view id) const {
+    const auto found = positions_.find(id);
+    if (found == positions_.end()) return std::nullopt;
+    return found->second;
   }
 
   // Consecutive results are put into call order when every id is known; else they keep theirs.
@@ -201,13 +208,22 @@ class XtmlRenderer {
   SegmentWriter out_;
   OpenChannel open_ = OpenChannel::none;
   const std::vector<ToolCall>* calls_ = nullptr;
+  std::unordered_map<std::string_view, size_t> positions_;
   size_t results_ = 0;  // tool results since the last assistant message
 };
 
-void replace_all(std::string& text, std::string_view from, std::string_view to) {
-  for (size_t pos = text.find(from); pos != std::string::npos; pos = text.find(from, pos + to.size())) {
-    text.replace(pos, from.size(), to);
+std::string escaped(std::string_view value) {
+  std::string out;
+  for (const char c : value) {
+    if (c == '&') {
+      out += "&amp;";
+    } else if (c == '"') {
+      out += "&quot;";
+    } else {
+      out.push_back(c);
+    }
   }
+  return out;
 }
 
 }  // namespace
@@ -218,10 +234,7 @@ SegmentWriter& SegmentWriter::add(Segment::Kind kind, std::string_view body) {
 }
 
 SegmentWriter& SegmentWriter::attribute(std::string_view key, std::string_view value) {
-  std::string escaped(value);
-  replace_all(escaped, "&", "&amp;");
-  replace_all(escaped, "\"", "&quot;");
-  return text(" " + std::string(key)).text("=\"").text(escaped).text("\"");
+  return text(" " + std::string(key)).text("=\"").text(escaped(value)).text("\"");
 }
 
 SegmentWriter& SegmentWriter::image(const ImageHeader& image) {

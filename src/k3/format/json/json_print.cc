@@ -58,7 +58,7 @@ void append_json(std::string& out, const JsonNode& node, JsonStyle style) {
   switch (node.kind) {
     case JsonNode::Kind::null: out += "null"; return;
     case JsonNode::Kind::boolean: out += node.flag ? "true" : "false"; return;
-    case JsonNode::Kind::number: out += normalized_number(node.raw); return;
+    case JsonNode::Kind::number: out += style.literal ? std::string(node.raw) : normalized_number(node.raw); return;
     case JsonNode::Kind::string: append_json_string(out, node.text); return;
     default: break;
   }

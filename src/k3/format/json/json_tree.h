@@ -48,8 +48,9 @@ enum class DuplicateKeys { refuse, keep };
 Result<JsonNode> parse_json(std::string_view text, DuplicateKeys duplicates = DuplicateKeys::refuse);
 
 struct JsonStyle {
-  bool sorted = false;  // object keys in code point order, recursively
-  bool spaced = false;  // ", " and ": " instead of "," and ":"
+  bool sorted = false;   // object keys in code point order, recursively
+  bool spaced = false;   // ", " and ": " instead of "," and ":"
+  bool literal = false;  // numbers keep their spelling instead of normalized_number()
 };
 // Non-ASCII is kept; numbers are printed as the reference encoder's language prints them (1e5 becomes 100000.0).
 void append_json(std::string& out, const JsonNode& node, JsonStyle style);

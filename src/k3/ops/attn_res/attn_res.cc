@@ -10,7 +10,7 @@
 namespace k3::ops {
 namespace {
 
-constexpr int64_t kMaxBlocks = 64;  // K3 has 8
+constexpr int64_t kMaxBlocks = 1024;  // K3 has 8; the config parser refuses more
 constexpr int64_t kTaskTokens = 8;
 
 const AttnResKernels& kernels(Isa isa) {

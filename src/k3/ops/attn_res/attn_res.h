@@ -4,9 +4,10 @@
 // Units:    none; there is no 1/sqrt(d).
 // Memory:   out is overwritten; it may be prefix, never a block.
 // Threads:  parallel over tokens inside.
-// Errors:   K3_CHECK on shapes. With N = 0 out is prefix.
+// Errors:   K3_CHECK on shapes and on N <= 1024. With N = 0 out is prefix.
 // Source:   model.md 3.1, kernels.md 6: s_j = query . (V_j * rsqrt(mean V_j^2 + eps)), out = sum softmax(s)_j V_j
-//           (values not normalised), all FP32. Tolerance against ref: norm ratio 2e-6 (FP32 sums).
+//           (values not normalised). Scores are summed in double, the mix in FP32. Tolerance
+//           against ref: norm ratio 2e-6 (FP32 mix).
 #pragma once
 
 #include "k3/ops/ctx.h"

@@ -36,11 +36,14 @@ void attn_res_mix(const float* const* rows, const float* weights, int64_t count,
   int64_t i = 0;
   for (; i + 4 * V::kWidth <= n; i += 4 * V::kWidth) {
     F sum[4];
+    K3_UNROLL
     for (int k = 0; k < 4; ++k) sum[k] = V::mul(V::set(weights[0]), V::load(rows[0] + i + k * V::kWidth));
     for (int64_t j = 1; j < count; ++j) {
       const F w = V::set(weights[j]);
+      K3_UNROLL
       for (int k = 0; k < 4; ++k) sum[k] = V::fma(w, V::load(rows[j] + i + k * V::kWidth), sum[k]);
     }
+    K3_UNROLL
     for (int k = 0; k < 4; ++k) V::store(out + i + k * V::kWidth, sum[k]);
   }
   for (; i < n; i += V::kWidth) {

@@ -57,6 +57,10 @@ struct LanesPortable : VecPortable {
   static K3_VEC_INLINE double sum_doubles(const Doubles& s) { return (s.d[0] + s.d[2]) + (s.d[1] + s.d[3]); }
   // Lane i of the result is the sum of a[i]; the same addition tree for every i.
   static K3_VEC_INLINE F sums(const F* a) { return F{sum(a[0]), sum(a[1]), sum(a[2]), sum(a[3])}; }
+  // The sums of four vectors.
+  static K3_VEC_INLINE void sum4(F a, F b, F c, F d, float* out) {
+    out[0] = sum(a), out[1] = sum(b), out[2] = sum(c), out[3] = sum(d);
+  }
   static K3_VEC_INLINE void transpose(const float* from, int64_t from_stride, float* to, int64_t to_stride) {
     for (int i = 0; i < 4; ++i) {
       for (int j = 0; j < 4; ++j) to[j * to_stride + i] = from[i * from_stride + j];

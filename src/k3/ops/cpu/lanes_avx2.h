@@ -55,20 +55,30 @@ struct Lanes256 : Vec256 {
     const F t = _mm256_hadd_ps(_mm256_hadd_ps(a[4], a[5]), _mm256_hadd_ps(a[6], a[7]));
     return _mm256_add_ps(_mm256_permute2f128_ps(s, t, 0x20), _mm256_permute2f128_ps(s, t, 0x31));
   }
+  // The sums of four vectors.
+  static K3_VEC_INLINE void sum4(F a, F b, F c, F d, float* out) {
+    const F s = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
+    _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1)));
+  }
   static K3_VEC_INLINE void transpose(const float* from, int64_t from_stride, float* to, int64_t to_stride) {
     F r[8], t[8];
+    K3_UNROLL
     for (int i = 0; i < 8; ++i) r[i] = load(from + i * from_stride);
+    K3_UNROLL
     for (int i = 0; i < 4; ++i) {
       t[2 * i] = _mm256_unpacklo_ps(r[2 * i], r[2 * i + 1]);
       t[2 * i + 1] = _mm256_unpackhi_ps(r[2 * i], r[2 * i + 1]);
     }
+    K3_UNROLL
     for (int i = 0; i < 2; ++i) {
+      K3_UNROLL
       for (int j = 0; j < 2; ++j) {
         r[4 * i + 2 * j] = _mm256_shuffle_ps(t[4 * i + j], t[4 * i + j + 2], 0x44);
         r[4 * i + 2 * j + 1] = _mm256_shuffle_ps(t[4 * i + j], t[4 * i + j + 2], 0xEE);
       }
     }
     // r[4 i + j], half p: column 4 p + j of rows 4 i .. 4 i + 3.
+    K3_UNROLL
     for (int j = 0; j < 4; ++j) {
       store(to + j * to_stride, _mm256_permute2f128_ps(r[j], r[4 + j], 0x20));
       store(to + (4 + j) * to_stride, _mm256_permute2f128_ps(r[j], r[4 + j], 0x31));

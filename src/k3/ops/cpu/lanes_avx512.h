@@ -47,24 +47,39 @@ struct Lanes512 : Vec512 {
   static K3_VEC_INLINE double sum_doubles(const Doubles& s) { return _mm512_reduce_add_pd(_mm512_add_pd(s.low, s.high)); }
   static K3_VEC_INLINE F sums(const F* a) {
     F t[8], s[4], u[2];
+    K3_UNROLL
     for (int i = 0; i < 8; ++i) {
       t[i] = _mm512_add_ps(_mm512_unpacklo_ps(a[2 * i], a[2 * i + 1]), _mm512_unpackhi_ps(a[2 * i], a[2 * i + 1]));
     }
+    K3_UNROLL
     for (int i = 0; i < 4; ++i) {
       const __m512d x = _mm512_castps_pd(t[2 * i]), y = _mm512_castps_pd(t[2 * i + 1]);
       s[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(x, y)), _mm512_castpd_ps(_mm512_unpackhi_pd(x, y)));
     }
+    K3_UNROLL
     for (int i = 0; i < 2; ++i) u[i] = add_parts(s[2 * i], s[2 * i + 1]);
     return add_parts(u[0], u[1]);
   }
+  // The sums of four vectors.
+  static K3_VEC_INLINE void sum4(F a, F b, F c, F d, float* out) {
+    const __m512d x = _mm512_castps_pd(_mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)));
+    const __m512d y = _mm512_castps_pd(_mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d)));
+    const F s = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(x, y)), _mm512_castpd_ps(_mm512_unpackhi_pd(x, y)));
+    const __m256 t = _mm256_add_ps(_mm512_castps512_ps256(s), _mm512_extractf32x8_ps(s, 1));
+    _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(t), _mm256_extractf128_ps(t, 1)));
+  }
   static K3_VEC_INLINE void transpose(const float* from, int64_t from_stride, float* to, int64_t to_stride) {
     F r[16], t[16];
+    K3_UNROLL
     for (int i = 0; i < 16; ++i) r[i] = load(from + i * from_stride);
+    K3_UNROLL
     for (int i = 0; i < 8; ++i) {
       t[2 * i] = _mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]);
       t[2 * i + 1] = _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]);
     }
+    K3_UNROLL
     for (int i = 0; i < 4; ++i) {
+      K3_UNROLL
       for (int j = 0; j < 2; ++j) {
         const __m512d x = _mm512_castps_pd(t[4 * i + j]), y = _mm512_castps_pd(t[4 * i + j + 2]);
         r[4 * i + 2 * j] = _mm512_castpd_ps(_mm512_unpacklo_pd(x, y));
@@ -72,6 +87,7 @@ struct Lanes512 : Vec512 {
       }
     }
     // r[4 i + j], quarter p: column 4 p + j of rows 4 i .. 4 i + 3.
+    K3_UNROLL
     for (int j = 0; j < 4; ++j) {
       const F low01 = _mm512_shuffle_f32x4(r[j], r[4 + j], 0x44), high01 = _mm512_shuffle_f32x4(r[j], r[4 + j], 0xEE);
       const F low23 = _mm512_shuffle_f32x4(r[8 + j], r[12 + j], 0x44);

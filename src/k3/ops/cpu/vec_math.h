@@ -23,7 +23,7 @@
 #if defined(__clang__)
 #define K3_UNROLL _Pragma("clang loop unroll(full)")
 #else
-#define K3_UNROLL _Pragma("GCC unroll 16")
+#define K3_UNROLL _Pragma("GCC unroll 32")
 #endif
 
 namespace k3::ops {

@@ -54,6 +54,7 @@ struct RowVecPortable : VecPortable {
         scales[r] = job.w.scales + o * (job.w.cols / 32) + k0 / 32;
       }
     }
+    K3_VEC_INLINE void prefetch(const RowsJob& job, int r, int64_t k) const { prefetch_ahead(row[r] + k / 2, job); }
     K3_VEC_INLINE void load(int r, int64_t k, F* w) const {
       constexpr float kCodes[16] = {0.0F, 0.5F, 1, 1.5F, 2, 3, 4, 6, -0.0F, -0.5F, -1, -1.5F, -2, -3, -4, -6};
       const uint32_t s = scales[r][k / 32];

@@ -74,6 +74,7 @@ struct RowVec256 : Vec256 {
       const __m256i sign = _mm256_and_si256(_mm256_slli_epi32(code, 28), _mm256_set1_epi32(INT32_MIN));
       return _mm256_xor_ps(_mm256_permutevar8x32_ps(table, code), _mm256_castsi256_ps(sign));
     }
+    K3_VEC_INLINE void prefetch(const RowsJob& job, int r, int64_t k) const { prefetch_ahead(row[r] + k / 2, job); }
     K3_VEC_INLINE void load(int r, int64_t k, F* w) const {
       const F table = _mm256_mul_ps(_mm256_setr_ps(0.0F, 0.5F, 1, 1.5F, 2, 3, 4, 6), set(factor[r][k / 32]));
       const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(row[r] + k / 2));

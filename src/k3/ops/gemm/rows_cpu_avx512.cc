@@ -63,6 +63,7 @@ struct RowVec512 : Vec512 {
         }
       }
     }
+    K3_VEC_INLINE void prefetch(const RowsJob& job, int r, int64_t k) const { prefetch_ahead(row[r] + k / 2, job); }
     K3_VEC_INLINE void load(int r, int64_t k, F* w) const {
       const F codes = _mm512_setr_ps(0.0F, 0.5F, 1, 1.5F, 2, 3, 4, 6, -0.0F, -0.5F, -1, -1.5F, -2, -3, -4, -6);
       const F table = _mm512_mul_ps(codes, set(factor[r][k / 32]));

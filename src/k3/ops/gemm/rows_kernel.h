@@ -20,6 +20,12 @@ inline constexpr int kTileRows = 4;
 // load(r, k, w) / load_tail(r, k, n, w) with k relative to k0. Rows past the end repeat the last one.
 K3_VEC_INLINE int64_t clamp_row(const RowsJob& job, int64_t row) { return row < job.row_end ? row : job.row_end - 1; }
 
+// Weights stream through once when tokens are few: ask for the same place of the next tile while this one is computed. It is
+// further away than hardware prefetchers look, and they stop at page ends. Asking beyond the end of the data is harmless.
+K3_VEC_INLINE void prefetch_ahead(const void* p, const RowsJob& job) {
+  __builtin_prefetch(static_cast<const char*>(p) + kTileRows * scheme_row_bytes(job.w.scheme, job.w.cols), 0, 2);
+}
+
 // Rows that are FP32 in memory: a weight of scheme f32, or the panel.
 template <class V>
 struct DecodeDense {
@@ -33,6 +39,7 @@ struct DecodeDense {
       row[r] = static_cast<const float*>(job.w.data) + clamp_row(job, first + r) * job.w.cols + k0;
     }
   }
+  K3_VEC_INLINE void prefetch(const RowsJob& job, int r, int64_t k) const { prefetch_ahead(row[r] + k, job); }
   K3_VEC_INLINE void begin_panel(const float* panel, int64_t first) {
     K3_UNROLL
     for (int r = 0; r < kTileRows; ++r) row[r] = panel + (first + r) * kPanelStride;
@@ -54,13 +61,14 @@ struct Decode16 {
       row[r] = static_cast<const uint16_t*>(job.w.data) + clamp_row(job, first + r) * job.w.cols + k0;
     }
   }
+  K3_VEC_INLINE void prefetch(const RowsJob& job, int r, int64_t k) const { prefetch_ahead(row[r] + k, job); }
   K3_VEC_INLINE void load(int r, int64_t k, typename V::F* w) const { w[0] = W::widen(row[r] + k); }
   K3_VEC_INLINE void load_tail(int r, int64_t k, int64_t n, typename V::F* w) const { w[0] = W::widen(row[r] + k, n); }
 };
 
 // Sums of one tile over one block of columns. x points at column k0 of each token.
-template <class V, class D, int NT>
-K3_VEC_INLINE void tile(const float* const* x, const D& w, int64_t columns, typename V::Q* sums) {
+template <class V, class D, int NT, bool kStream>
+K3_VEC_INLINE void tile(const RowsJob& job, const float* const* x, const D& w, int64_t columns, typename V::Q* sums) {
   using F = typename V::F;
   constexpr int64_t kStep = V::kWidth * D::kVectors;
   F acc[NT][kTileRows];
@@ -80,6 +88,7 @@ K3_VEC_INLINE void tile(const float* const* x, const D& w, int64_t columns, type
     K3_UNROLL
     for (int r = 0; r < kTileRows; ++r) {
       F row[D::kVectors];
+      if constexpr (kStream) w.prefetch(job, r, k);
       w.load(r, k, row);
       K3_UNROLL
       for (int v = 0; v < D::kVectors; ++v) {
@@ -103,13 +112,13 @@ K3_VEC_INLINE void tile(const float* const* x, const D& w, int64_t columns, type
   for (int t = 0; t < NT; ++t) sums[t] = V::sum4(acc[t][0], acc[t][1], acc[t][2], acc[t][3]);
 }
 
-template <class V, class D, int NT>
+template <class V, class D, int NT, bool kStream>
 void tile_store(const RowsJob& job, const D& w, int64_t token, int64_t row, int64_t k0, int64_t columns) {
   const float* x[NT];
   K3_UNROLL
   for (int t = 0; t < NT; ++t) x[t] = job.x[token + t] + k0;
   typename V::Q sums[NT];
-  tile<V, D, NT>(x, w, columns, sums);
+  tile<V, D, NT, kStream>(job, x, w, columns, sums);
   const int64_t rows = job.row_end - row;
   K3_UNROLL
   for (int t = 0; t < NT; ++t) {
@@ -127,13 +136,13 @@ void tile_store(const RowsJob& job, const D& w, int64_t token, int64_t row, int6
 template <class V, class D>
 inline constexpr int kMaxTokens = D::kDense || V::kTileTokens < 4 ? V::kTileTokens : 4;
 
-template <class V, class D, int NT = kMaxTokens<V, D>>
+template <class V, class D, bool kStream, int NT = kMaxTokens<V, D>>
 K3_VEC_INLINE void tile_any(const RowsJob& job, const D& w, int64_t token, int64_t count, int64_t row, int64_t k0,
                             int64_t columns) {
   if constexpr (NT > 1) {
-    if (count < NT) return tile_any<V, D, NT - 1>(job, w, token, count, row, k0, columns);
+    if (count < NT) return tile_any<V, D, kStream, NT - 1>(job, w, token, count, row, k0, columns);
   }
-  tile_store<V, D, NT>(job, w, token, row, k0, columns);
+  tile_store<V, D, NT, kStream>(job, w, token, row, k0, columns);
 }
 
 template <class V>
@@ -149,7 +158,7 @@ void rows_direct(const RowsJob& job) {
       const int64_t columns = block_columns<V>(job.w.cols, k0);
       D w;
       w.begin(job, row, k0, columns);
-      tile_any<V, D>(job, w, 0, job.tokens, row, k0, columns);
+      tile_any<V, D, true>(job, w, 0, job.tokens, row, k0, columns);
     }
   }
 }
@@ -199,7 +208,7 @@ void rows_blocked(const RowsJob& job) {
           } else {
             w.begin_panel(job.panel, row - row0);
           }
-          tile_any<V, DecodeDense<V>>(job, w, token, count, row, k0, columns);
+          tile_any<V, DecodeDense<V>, false>(job, w, token, count, row, k0, columns);
         }
       }
     }

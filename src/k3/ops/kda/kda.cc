@@ -82,10 +82,14 @@ void run_head(const KdaArgs& args, const KdaKernels& kernel, bool deterministic,
     run.out = args.out.f32() + at;
     run.b = args.b.f32() + (first + done) * heads + head;
     run.tokens = stop - done;
-    const bool chunk =
-        args.form == KdaForm::chunk || (args.form == KdaForm::automatic && !deterministic && run.tokens >= kChunkFrom);
+    bool chunk = args.form == KdaForm::chunk;
+    if (args.form == KdaForm::automatic && !deterministic && run.tokens >= kChunkFrom) {
+      chunk = true;
+      const int64_t rest = run.tokens % kKdaChunk;
+      if (rest < kChunkFrom) run.tokens -= rest;  // the rest comes in the next round
+    }
     (chunk ? kernel.chunk : kernel.recurrent)(run);
-    done = stop;
+    done += run.tokens;
     for (const KdaExport& e : args.exports) {
       if (e.sequence != sequence || e.tokens != done) continue;
       std::memcpy(e.state + head * dim * dim, run.state, static_cast<size_t>(dim * dim) * sizeof(float));

@@ -88,10 +88,12 @@ K3_VEC_INLINE void chunk_pair_rows(const KdaPrepared& p, const KdaChunk& c, int6
   using F = typename V::F;
   constexpr int kRows = static_cast<int>(V::kWidth / 2);
   F kk[kRows], qk[kRows];
+  K3_UNROLL
   for (int r = 0; r < kRows; ++r) kk[r] = qk[r] = V::zero();
   const float *kn = p.kn + row * p.padded, *qn = p.qn + row * p.padded, *decay = c.decay + row * p.padded;
   for (int64_t j = 0; j < p.dim; ++j) {
     F w = Lane == 0 ? V::zero() : V::load(c.w + j * V::kWidth);
+    K3_UNROLL
     for (int r = 0; r < kRows; ++r) {
       const float k = kn[r * p.padded + j];
       w = V::mul(w, V::set(decay[r * p.padded + j]));
@@ -101,6 +103,7 @@ K3_VEC_INLINE void chunk_pair_rows(const KdaPrepared& p, const KdaChunk& c, int6
     }
     V::store(c.w + j * V::kWidth, w);
   }
+  K3_UNROLL
   for (int r = 0; r < kRows; ++r) {
     V::store(c.l + (row + r) * kKdaChunk + column, V::mul(kk[r], V::set(c.beta[row + r])));
     V::store(c.p_rows + (row + r) * kKdaChunk + column, qk[r]);
@@ -127,14 +130,17 @@ K3_VEC_INLINE void chunk_inverse(const KdaChunk& c) {
   constexpr int kParts = static_cast<int>(kC / V::kWidth);
   for (int64_t i = kC; i-- > 0;) {
     typename V::F t[kParts];
+    K3_UNROLL
     for (int h = 0; h < kParts; ++h) {
       t[h] = i / V::kWidth == h ? V::with_lane(V::zero(), i % V::kWidth, 1.0F) : V::zero();
     }
     for (int64_t r = i + 1; r < kC; ++r) {
+      K3_UNROLL
       for (int h = 0; h < kParts; ++h) {
         t[h] = V::fnma(V::set(c.l[r * kC + i]), V::load(c.t_columns + r * kC + h * V::kWidth), t[h]);
       }
     }
+    K3_UNROLL
     for (int h = 0; h < kParts; ++h) V::store(c.t_columns + i * kC + h * V::kWidth, t[h]);
   }
 }
@@ -143,6 +149,7 @@ K3_VEC_INLINE void chunk_inverse(const KdaChunk& c) {
 template <class V, int Parts>
 K3_VEC_INLINE void add_product(const float* x, const float* columns, typename V::F* sum) {
   for (int64_t i = 0; i < kKdaChunk; ++i) {
+    K3_UNROLL
     for (int h = 0; h < Parts; ++h) {
       sum[h] = V::fma(V::set(x[i]), V::load(columns + i * kKdaChunk + h * V::kWidth), sum[h]);
     }
@@ -156,32 +163,41 @@ K3_VEC_INLINE void chunk_values(const KdaPrepared& p, const KdaChunk& c, int64_t
   constexpr int64_t kC = kKdaChunk;
   constexpr int kParts = static_cast<int>(kC / V::kWidth);
   F xk[R][kParts], xq[R][kParts];
+  K3_UNROLL
   for (int r = 0; r < R; ++r) {
+    K3_UNROLL
     for (int h = 0; h < kParts; ++h) xk[r][h] = xq[r][h] = V::zero();
   }
   const float* state = p.state + row * p.dim;
   for (int64_t j = 0; j < p.dim; ++j) {
     F s[R];
+    K3_UNROLL
     for (int r = 0; r < R; ++r) s[r] = V::set(state[r * p.dim + j]);
+    K3_UNROLL
     for (int h = 0; h < kParts; ++h) {
       const F kp = V::load(c.kp_t + j * kC + h * V::kWidth), qp = V::load(c.qp_t + j * kC + h * V::kWidth);
+      K3_UNROLL
       for (int r = 0; r < R; ++r) {
         xk[r][h] = V::fma(s[r], kp, xk[r][h]);
         xq[r][h] = V::fma(s[r], qp, xq[r][h]);
       }
     }
   }
+  K3_UNROLL
   for (int r = 0; r < R; ++r) {
     float* u_t = c.u_t + (row + r) * kC;
     F u[kParts];
+    K3_UNROLL
     for (int h = 0; h < kParts; ++h) {
       const F delta = V::sub(V::load(c.v_t + (row + r) * kC + h * V::kWidth), xk[r][h]);
       V::store(c.d_t + r * kC + h * V::kWidth, V::mul(V::load(c.beta + h * V::kWidth), delta));
       u[h] = V::zero();
     }
     add_product<V, kParts>(c.d_t + r * kC, c.t_columns, u);
+    K3_UNROLL
     for (int h = 0; h < kParts; ++h) V::store(u_t + h * V::kWidth, u[h]);
     add_product<V, kParts>(u_t, c.p_columns, xq[r]);
+    K3_UNROLL
     for (int h = 0; h < kParts; ++h) V::store(c.o_t + (row + r) * kC + h * V::kWidth, xq[r][h]);
   }
 }
@@ -192,7 +208,9 @@ template <class V, int R, int N>
 K3_VEC_INLINE void chunk_state(const KdaPrepared& p, const KdaChunk& c, int64_t row, int64_t column, int64_t left) {
   using F = typename V::F;
   F x[R][N];
+  K3_UNROLL
   for (int r = 0; r < R; ++r) {
+    K3_UNROLL
     for (int n = 0; n < N; ++n) {
       const int64_t j = column + n * V::kWidth;
       const float* at = p.state + (row + r) * p.dim + j;
@@ -202,13 +220,18 @@ K3_VEC_INLINE void chunk_state(const KdaPrepared& p, const KdaChunk& c, int64_t 
   }
   for (int64_t i = 0; i < p.tokens; ++i) {
     F ke[N];
+    K3_UNROLL
     for (int n = 0; n < N; ++n) ke[n] = V::load(c.ke + i * p.padded + column + n * V::kWidth);
+    K3_UNROLL
     for (int r = 0; r < R; ++r) {
       const F u = V::set(c.u_t[(row + r) * kKdaChunk + i]);
+      K3_UNROLL
       for (int n = 0; n < N; ++n) x[r][n] = V::fma(u, ke[n], x[r][n]);
     }
   }
+  K3_UNROLL
   for (int r = 0; r < R; ++r) {
+    K3_UNROLL
     for (int n = 0; n < N; ++n) {
       float* at = p.state + (row + r) * p.dim + column + n * V::kWidth;
       left >= V::kWidth ? V::store(at, x[r][n]) : V::store(at, x[r][n], left);

@@ -100,38 +100,60 @@ K3_VEC_INLINE void kda_rows(const KdaPrepared& p, const KdaSteps& s, int64_t fir
   using F = typename V::F;
   constexpr int64_t kW = V::kWidth;
   F x[R][NV];
+  K3_UNROLL
   for (int r = 0; r < R; ++r) {
+    K3_UNROLL
     for (int j = 0; j < NV; ++j) x[r][j] = V::load(p.state + (first_row + r) * p.dim + j * kW);
   }
   for (int64_t t = 0; t < p.tokens; ++t) {
     const float *kn = p.kn + t * p.padded, *qn = p.qn + t * p.padded;
     const float *keep = s.keep + t * p.padded, *factor = s.factor + t * p.padded;
     F a[2][R], b[2][R];  // two chains each, for latency
+    K3_UNROLL
     for (int r = 0; r < R; ++r) a[0][r] = a[1][r] = b[0][r] = b[1][r] = V::zero();
+    K3_UNROLL
     for (int j = 0; j < NV; ++j) {
+      K3_UNROLL
       for (int r = 0; r < R; ++r) {
         x[r][j] = V::fma(x[r][j], V::load(factor + j * kW), V::mul(x[r][j], V::load(keep + j * kW)));
         a[j & 1][r] = V::fma(x[r][j], V::load(kn + j * kW), a[j & 1][r]);
         b[j & 1][r] = V::fma(x[r][j], V::load(qn + j * kW), b[j & 1][r]);
       }
     }
+    float read[2 * R];  // kn . x and qn . x of each row
+    if constexpr (R % 2 == 0) {
+      K3_UNROLL
+      for (int r = 0; r < R; r += 2) {
+        V::sum4(V::add(a[0][r], a[1][r]), V::add(b[0][r], b[1][r]), V::add(a[0][r + 1], a[1][r + 1]),
+                V::add(b[0][r + 1], b[1][r + 1]), read + 2 * r);
+      }
+    } else {
+      K3_UNROLL
+      for (int r = 0; r < R; ++r) {
+        read[2 * r] = V::sum(V::add(a[0][r], a[1][r]));
+        read[2 * r + 1] = V::sum(V::add(b[0][r], b[1][r]));
+      }
+    }
+    K3_UNROLL
     for (int r = 0; r < R; ++r) {
       const int64_t at = t * p.row_stride + first_row + r;
-      const float u = p.beta[t] * (p.v[at] - V::sum(V::add(a[0][r], a[1][r])));
-      p.out[at] = V::sum(V::add(b[0][r], b[1][r])) + u * s.kq[t];
+      const float u = p.beta[t] * (p.v[at] - read[2 * r]);
+      p.out[at] = read[2 * r + 1] + u * s.kq[t];
+      K3_UNROLL
       for (int j = 0; j < NV; ++j) x[r][j] = V::fma(V::set(u), V::load(kn + j * kW), x[r][j]);
     }
   }
+  K3_UNROLL
   for (int r = 0; r < R; ++r) {
+    K3_UNROLL
     for (int j = 0; j < NV; ++j) V::store(p.state + (first_row + r) * p.dim + j * kW, x[r][j]);
   }
 }
 
 template <class V, int NV, int R>
 void kda_rows_all(const KdaPrepared& p, const KdaSteps& s) {
-  int64_t row = 0;
-  for (; row + R <= p.dim; row += R) kda_rows<V, NV, R>(p, s, row);
-  for (; row < p.dim; ++row) kda_rows<V, NV, 1>(p, s, row);
+  static_assert(NV * V::kWidth % R == 0);
+  for (int64_t row = 0; row < p.dim; row += R) kda_rows<V, NV, R>(p, s, row);
 }
 
 // The same for any width, the row held in memory.
@@ -167,10 +189,16 @@ void kda_rows_any(const KdaPrepared& p, const KdaSteps& s) {
 template <class V>
 void kda_recurrent_prepared(const KdaPrepared& p) {
   const KdaSteps s = kda_steps<V>(p);
-  if constexpr (V::kWidth >= 8) {  // the choice depends on D alone, so a token's arithmetic does too
-    constexpr int kRows = V::kWidth == 16 ? 2 : 1;
-    if (p.dim == 128) return kda_rows_all<V, 128 / V::kWidth, kRows>(p, s);
-    if (p.dim == 64) return kda_rows_all<V, 64 / V::kWidth, kRows>(p, s);
+  // Which code runs depends on D alone, so a token's arithmetic does too; the number of rows at a time changes no
+  // result (four hide the latency of the two dot products; a single token streams and needs only two).
+  if constexpr (V::kWidth >= 8) {
+    if (p.dim == 128) {
+      return p.tokens == 1 ? kda_rows_all<V, 128 / V::kWidth, 2>(p, s)
+                           : kda_rows_all<V, 128 / V::kWidth, V::kWidth / 4>(p, s);
+    }
+    if (p.dim == 64) {
+      return p.tokens == 1 ? kda_rows_all<V, 64 / V::kWidth, 2>(p, s) : kda_rows_all<V, 64 / V::kWidth, V::kWidth / 4>(p, s);
+    }
   }
   kda_rows_any<V>(p, s);
 }

@@ -50,12 +50,16 @@ K3_VEC_INLINE void dot_tile(const float* const* a, const float* const* b, int64_
                             float* out, int64_t out_stride) {
   using F = typename V::F;
   F sum[M * N];
+  K3_UNROLL
   for (int i = 0; i < M * N; ++i) sum[i] = V::zero();
   for (int64_t d = 0; d < depth; d += V::kWidth) {
     F y[N];
+    K3_UNROLL
     for (int j = 0; j < N; ++j) y[j] = V::load(b[j] + d);
+    K3_UNROLL
     for (int i = 0; i < M; ++i) {
       const F x = V::load(a[i] + d);
+      K3_UNROLL
       for (int j = 0; j < N; ++j) sum[i * N + j] = V::fma(x, y[j], sum[i * N + j]);
     }
   }
@@ -63,6 +67,19 @@ K3_VEC_INLINE void dot_tile(const float* const* a, const float* const* b, int64_
   V::store(total, V::sums(sum));
   for (int64_t i = 0; i < rows; ++i) {
     for (int64_t j = 0; j < columns; ++j) out[i * out_stride + j] = total[i * N + j];
+  }
+}
+
+// One row of a by rows [begin, end) of b.
+template <class V>
+K3_VEC_INLINE void dot_row(const float* a, const float* b, int64_t b_stride, int64_t begin, int64_t end, int64_t depth,
+                           float* out) {
+  constexpr int kN = static_cast<int>(V::kWidth);
+  for (int64_t n0 = begin; n0 < end; n0 += kN) {
+    const float* bs[kN];
+    K3_UNROLL
+    for (int j = 0; j < kN; ++j) bs[j] = b + (n0 + j < end ? n0 + j : end - 1) * b_stride;
+    dot_tile<V, 1, kN>(&a, bs, depth, 1, end - n0 < kN ? end - n0 : kN, out + n0, 0);
   }
 }
 
@@ -78,10 +95,16 @@ K3_VEC_INLINE void dot_rows(const float* a, int64_t a_stride, int64_t m, const f
   for (int64_t g = 0; g < n; g += group) {
     const int64_t end = g + group < n ? g + group : n;
     for (int64_t m0 = 0; m0 < m; m0 += kM) {
+      if (m - m0 == 1) {  // decode: no row to share, so more of b at a time
+        dot_row<V>(a + m0 * a_stride, b, b_stride, g, end, depth, out + m0 * out_stride);
+        break;
+      }
       const float* as[kM];
+      K3_UNROLL
       for (int i = 0; i < kM; ++i) as[i] = a + (m0 + i < m ? m0 + i : m - 1) * a_stride;
       for (int64_t n0 = g; n0 < end; n0 += kN) {
         const float* bs[kN];
+        K3_UNROLL
         for (int j = 0; j < kN; ++j) bs[j] = b + (n0 + j < n ? n0 + j : n - 1) * b_stride;
         dot_tile<V, kM, kN>(as, bs, depth, m - m0 < kM ? m - m0 : kM, end - n0 < kN ? end - n0 : kN,
                             out + m0 * out_stride + n0, out_stride);
@@ -95,18 +118,25 @@ K3_VEC_INLINE void add_tile(const float* p, int64_t p_stride, const float* b, in
                             int64_t out_stride) {
   using F = typename V::F;
   F sum[M][N];
+  K3_UNROLL
   for (int i = 0; i < M; ++i) {
+    K3_UNROLL
     for (int j = 0; j < N; ++j) sum[i][j] = V::load(out + i * out_stride + j * V::kWidth);
   }
   for (int64_t d = 0; d < depth; ++d) {
     F y[N];
+    K3_UNROLL
     for (int j = 0; j < N; ++j) y[j] = V::load(b + d * b_stride + j * V::kWidth);
+    K3_UNROLL
     for (int i = 0; i < M; ++i) {
       const F x = V::set(p[i * p_stride + d]);
+      K3_UNROLL
       for (int j = 0; j < N; ++j) sum[i][j] = V::fma(x, y[j], sum[i][j]);
     }
   }
+  K3_UNROLL
   for (int i = 0; i < M; ++i) {
+    K3_UNROLL
     for (int j = 0; j < N; ++j) V::store(out + i * out_stride + j * V::kWidth, sum[i][j]);
   }
 }

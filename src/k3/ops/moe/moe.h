@@ -3,7 +3,7 @@
 //           scheme (mxfp4 or unpacked); out [T, R] f32.
 // Units:    none.
 // Memory:   out is overwritten; scratch from the workspace. Only chosen experts are read; tokens are grouped by
-//           expert, so an expert's weights are read once a call.
+//           expert, so an expert's weights are read once per group of tokens that fits the scratch (about 1,300 of K3).
 // Threads:  parallel over experts and rows inside; the sum over j is in the order of ids whatever the grouping
 //           and the thread count, so results do not depend on neighbours in exact and deterministic.
 // Errors:   K3_CHECK on shapes and on ids. T = 0 is legal.

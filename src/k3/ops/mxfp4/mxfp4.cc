@@ -72,8 +72,7 @@ Status mxfp4_quantise(const float* values, int64_t rows, int64_t cols, uint8_t* 
       for (int64_t i = 0; i < kMxGroup; ++i) codes[i] += static_cast<uint32_t>(bits[i] > cuts[c]);
     }
     for (int64_t i = 0; i < kMxGroup; ++i) {
-      const uint32_t sign = std::bit_cast<uint32_t>(v[i]) >> 31;
-      codes[i] |= codes[i] != 0 ? sign << 3 : 0U;
+      codes[i] |= v[i] < 0 ? 8U : 0U;  // -0 is not below zero
     }
     for (int64_t j = 0; j < kMxGroup / 2; ++j) {
       packed[g * 16 + j] = static_cast<uint8_t>(codes[2 * j] | codes[2 * j + 1] << 4);

@@ -7,8 +7,8 @@
 // Errors:   quantise answers invalid_argument for NaN, infinities and values whose scale byte would exceed 252.
 // Source:   model.md 2.5. Dequantisation is bit exact for scale bytes 0..252; quantisation is bit exact against
 //           mxfp4_quantise_ref: e is the smallest integer with amax <= 6 * 2^e by integer arithmetic, ties go to
-//           the lower magnitude, an all-zero group has scale byte 0 and codes 0. Whatever rounds to zero has code 0
-//           (never 8), so that equal numbers have equal bytes.
+//           the lower magnitude, an all-zero group has scale byte 0 and codes 0. A negative value that rounds to
+//           zero keeps its sign (code 8), -0 has code 0: byte for byte what tools/oracle/k3_numpy_ref.py writes.
 #pragma once
 
 #include <cstdint>

@@ -20,7 +20,8 @@ void mxfp4_dequantise_ref(const uint8_t* packed, const uint8_t* scales, int64_t 
 
 namespace {
 
-// The code whose value * 2^e is nearest; on ties the lower magnitude. Zero has the code 0 whatever its sign.
+// The code whose value * 2^e is nearest; on ties the lower magnitude. A value below zero keeps its sign (code 8 when it
+// rounds to zero); -0 is not below zero.
 int nearest_code(double value, int e) {
   int best = 0;
   for (int code = 1; code < 8; ++code) {
@@ -28,7 +29,7 @@ int nearest_code(double value, int e) {
     const double b = std::abs(std::abs(value) - std::ldexp(static_cast<double>(mxfp4_value(best)), e));
     if (d < b) best = code;
   }
-  return best != 0 && value < 0 ? best + 8 : best;
+  return value < 0 ? best + 8 : best;
 }
 
 }  // namespace

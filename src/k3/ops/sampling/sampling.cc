@@ -77,16 +77,10 @@ Sampler::Sampler(const SamplingParams& params, int64_t vocab, uint64_t stream) :
   vocab_ = static_cast<size_t>(vocab);
 }
 
-// Penalties and biases, into scores_.
-void Sampler::adjust(std::span<const float> logits, std::span<const int32_t> prompt, std::span<const int32_t> generated) {
-  scores_.assign(logits.begin(), logits.end());
+// scores_ = logits after the penalties; counts_ is zero before and after.
+void Sampler::penalise(std::span<const int32_t> prompt, std::span<const int32_t> generated) {
   counts_.resize(vocab_);
   const auto known = [&](int32_t id) { return id >= 0 && static_cast<size_t>(id) < vocab_; };
-  const auto clear = [&](std::span<const int32_t> ids) {
-    for (const int32_t id : ids) {
-      if (known(id)) counts_[static_cast<size_t>(id)] = 0;
-    }
-  };
   if (params_.repetition_penalty != 1.0F) {
     for (const auto ids : {prompt, generated}) {
       for (const int32_t id : ids) {
@@ -95,20 +89,26 @@ void Sampler::adjust(std::span<const float> logits, std::span<const int32_t> pro
         score = score > 0 ? score / params_.repetition_penalty : score * params_.repetition_penalty;
       }
     }
-    clear(prompt);
-    clear(generated);
-  }
-  if (params_.presence_penalty != 0.0F || params_.frequency_penalty != 0.0F) {
-    for (const int32_t id : generated) {
-      if (known(id)) ++counts_[static_cast<size_t>(id)];
-    }
-    for (const int32_t id : generated) {
-      if (!known(id) || counts_[static_cast<size_t>(id)] == 0) continue;
-      int32_t& count = counts_[static_cast<size_t>(id)];
-      scores_[static_cast<size_t>(id)] -= params_.presence_penalty + params_.frequency_penalty * static_cast<float>(count);
-      count = 0;
+    for (const auto ids : {prompt, generated}) {
+      for (const int32_t id : ids) {
+        if (known(id)) counts_[static_cast<size_t>(id)] = 0;
+      }
     }
   }
+  if (params_.presence_penalty == 0.0F && params_.frequency_penalty == 0.0F) return;
+  for (const int32_t id : generated) {
+    if (known(id)) ++counts_[static_cast<size_t>(id)];
+  }
+  for (const int32_t id : generated) {
+    if (!known(id) || counts_[static_cast<size_t>(id)] == 0) continue;
+    int32_t& count = counts_[static_cast<size_t>(id)];
+    scores_[static_cast<size_t>(id)] -= params_.presence_penalty + params_.frequency_penalty * static_cast<float>(count);
+    count = 0;
+  }
+}
+
+// Biases onto scores_. One of +100 forces: only ids that have it stay.
+void Sampler::bias() {
   bool forced = false;
   for (const auto& [id, bias] : params_.logit_bias) {
     float& score = scores_[static_cast<size_t>(id)];
@@ -116,15 +116,12 @@ void Sampler::adjust(std::span<const float> logits, std::span<const int32_t> pro
     forced = forced || bias >= kBiasLimit;
   }
   if (!forced) return;
-  // A bias of +100 forces: only ids that have it stay.
-  order_.clear();
+  std::vector<std::pair<int32_t, float>> kept;
   for (const auto& [id, bias] : params_.logit_bias) {
-    if (bias >= kBiasLimit) order_.push_back(id);
+    if (bias >= kBiasLimit) kept.emplace_back(id, scores_[static_cast<size_t>(id)]);
   }
-  weights_.clear();
-  for (const int32_t id : order_) weights_.push_back(scores_[static_cast<size_t>(id)]);
   std::fill(scores_.begin(), scores_.end(), kForbidden);
-  for (size_t i = 0; i < order_.size(); ++i) scores_[static_cast<size_t>(order_[i])] = weights_[i];
+  for (const auto& [id, score] : kept) scores_[static_cast<size_t>(id)] = score;
 }
 
 // order_ = ids (ascending) of the top_k best scores; equal scores: lowest ids first.
@@ -236,7 +233,9 @@ Result<int32_t> Sampler::sample(std::span<const float> logits, std::span<const i
   if (std::isnan(raw)) return fail(Code::internal, "the logits contain NaN: the model's numbers are broken");
   if (raw == std::numeric_limits<float>::infinity()) return fail(Code::internal, "the logits contain infinity");
   if (plain && params_.temperature == 0.0F && raw != kForbidden) return argmax(logits);
-  adjust(logits, prompt, generated);
+  scores_.assign(logits.begin(), logits.end());
+  penalise(prompt, generated);
+  bias();
   const float best = row_max(scores_.data(), scores_.size());
   if (!(best > kForbidden))
     return fail(Code::internal, "no token is allowed: every logit is -infinity or forbidden by logit_bias");

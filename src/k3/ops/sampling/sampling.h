@@ -33,7 +33,7 @@ struct SamplingParams {
   float presence_penalty = 0.0F;
   float frequency_penalty = 0.0F;
   uint64_t seed = 0;
-  std::vector<std::pair<int32_t, float>> logit_bias;
+  std::vector<std::pair<int32_t, float>> logit_bias = {};
 
   Status validate(int64_t vocab) const;
 };
@@ -46,7 +46,8 @@ class Sampler {
   Result<int32_t> sample(std::span<const float> logits, std::span<const int32_t> prompt, std::span<const int32_t> generated);
 
  private:
-  void adjust(std::span<const float> logits, std::span<const int32_t> prompt, std::span<const int32_t> generated);
+  void penalise(std::span<const int32_t> prompt, std::span<const int32_t> generated);
+  void bias();
   void select_top_k();
   void filter_top_p();
   Result<int32_t> draw(float best, uint64_t counter);

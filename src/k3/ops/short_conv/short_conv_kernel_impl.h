@@ -17,11 +17,13 @@ template <class V, int K>
 K3_VEC_INLINE void conv_lanes(const ConvRun& run, int64_t c, int64_t lanes) {
   using F = typename V::F;
   F taps[K], past[K];
+  K3_UNROLL
   for (int n = 0; n < K; ++n) {
     float column[V::kWidth] = {};
     for (int64_t i = 0; i < lanes; ++i) column[i] = run.taps[(c + i) * K + n];
     taps[n] = V::load(column);
   }
+  K3_UNROLL
   for (int n = 0; n + 1 < K; ++n) past[n] = V::load(run.before + n * run.before_stride + c, lanes);
   for (int64_t t = 0; t < run.tokens; ++t) {
     const float* at = run.x + t * run.x_stride + c;
@@ -29,10 +31,12 @@ K3_VEC_INLINE void conv_lanes(const ConvRun& run, int64_t c, int64_t lanes) {
     if (run.round_bf16) x = V::round_bf16(x);
     past[K - 1] = x;
     F y = V::mul(taps[0], past[0]);
+    K3_UNROLL
     for (int n = 1; n < K; ++n) y = V::fma(taps[n], past[n], y);
     y = vec_silu<V>(y);
     float* to = run.y + t * run.y_stride + c;
     lanes == V::kWidth ? V::store(to, y) : V::store(to, y, lanes);
+    K3_UNROLL
     for (int n = 0; n + 1 < K; ++n) past[n] = past[n + 1];
   }
 }

@@ -9,18 +9,18 @@ namespace {
 
 constexpr std::string_view kSpace = " \t\r\n";
 
-void replace_all(std::string& text, std::string_view from, std::string_view to) {
-  for (size_t pos = text.find(from); pos != std::string::npos; pos = text.find(from, pos + to.size())) {
-    text.replace(pos, from.size(), to);
+std::string replaced(std::string_view text, std::string_view from, std::string_view to) {
+  std::string out;
+  size_t pos = 0;
+  for (size_t hit = text.find(from); hit != std::string_view::npos; hit = text.find(from, pos)) {
+    out.append(text.substr(pos, hit - pos)).append(to);
+    pos = hit + from.size();
   }
+  return out.append(text.substr(pos));
 }
 
-std::string unescape(std::string_view value) {
-  std::string out = utf8_repair(value);
-  replace_all(out, "&quot;", "\"");  // reverse order of escaping
-  replace_all(out, "&amp;", "&");
-  return out;
-}
+// Reverse order of escaping: &quot; first.
+std::string unescape(std::string_view value) { return replaced(replaced(utf8_repair(value), "&quot;", "\""), "&amp;", "&"); }
 
 std::string_view strip(std::string_view text) {
   const size_t begin = text.find_first_not_of(kSpace);
