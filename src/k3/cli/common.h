@@ -58,7 +58,11 @@ class Table {
 // A note for people on stderr (dim on a terminal).
 void note(const std::string& text);
 
-void print_out(std::string_view text);  // stdout, all of it
+// All that goes to stdout goes through these. The first failure is kept: cli_main makes it the program's, and who
+// prints for long asks for it to stop early.
+void print_out(std::string_view text);
+bool flush_out();  // false when something could not be written, now or before
+Status output_status();
 
 // Creates OUT; refuses a folder that already holds a checkpoint unless forced.
 Status prepare_output_folder(const std::string& folder, bool force);

@@ -84,6 +84,10 @@ Result<std::string> edit_config(std::string_view json, std::span<const std::stri
       *target = value;
     } else {
       Json* owner = owner_of(root, name);
+      // The released config states some facts twice (bos_token_id, dtype, ...): what agreed goes on agreeing.
+      const bool twice =
+          owner == &text_config(root) && owner != &root && root.contains(name) && root[name] == (*owner)[name];
+      if (twice) root[name] = value;
       (owner != nullptr ? *owner : text_config(root))[name] = value;
     }
     layers_changed |= name == "num_hidden_layers" || name.ends_with(".num_hidden_layers");
@@ -107,18 +111,16 @@ Result<std::string> set_expert_packing(std::string_view json, bool mxfp4) {
   Json& text = text_config(root);
   text.erase("quantization_config");
   if (mxfp4) {
-    const Json weights = {{"num_bits", 4},          {"type", "float"},   {"symmetric", true},
-                          {"strategy", "group"},    {"group_size", 32},  {"scale_dtype", "torch.uint8"},
+    const Json weights = {{"num_bits", 4},       {"type", "float"},  {"symmetric", true},
+                          {"strategy", "group"}, {"group_size", 32}, {"scale_dtype", "torch.uint8"},
                           {"dynamic", false}};
-    const Json group = {{"targets", {"Linear"}}, {"weights", weights}, {"input_activations", nullptr}, {"output_activations", nullptr}};
+    const Json group = {
+        {"targets", {"Linear"}}, {"weights", weights}, {"input_activations", nullptr}, {"output_activations", nullptr}};
     const Json ignore = {"re:.*self_attn.*", "re:.*shared_experts.*", "re:.*mlp\\.(gate|up|gate_up|down)_proj.*",
-                         "re:.*lm_head.*", "re:.*vision_tower.*", "re:.*mm_projector.*"};
-    text["quantization_config"] = {{"quant_method", "compressed-tensors"},
-                                   {"format", "mxfp4-pack-quantized"},
-                                   {"quantization_status", "compressed"},
-                                   {"kv_cache_scheme", nullptr},
-                                   {"config_groups", {{"group_0", group}}},
-                                   {"ignore", ignore}};
+                         "re:.*lm_head.*",   "re:.*vision_tower.*",   "re:.*mm_projector.*"};
+    text["quantization_config"] = {{"quant_method", "compressed-tensors"},  {"format", "mxfp4-pack-quantized"},
+                                   {"quantization_status", "compressed"},   {"kv_cache_scheme", nullptr},
+                                   {"config_groups", {{"group_0", group}}}, {"ignore", ignore}};
   }
   return dump(root);
 }
