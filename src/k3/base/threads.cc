@@ -6,10 +6,12 @@
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
 #include "k3/base/check.h"
+#include "k3/base/log.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -67,8 +69,14 @@ struct ThreadPool::Impl {
 
 ThreadPool::ThreadPool(int threads) : impl_(std::make_unique<Impl>()) {
   K3_CHECK(threads >= 1, "thread pool of {} threads", threads);
-  impl_->size = threads;
-  for (int i = 1; i < threads; ++i) impl_->workers.emplace_back([this, i] { impl_->worker(i); });
+  // A system that grants no more threads (limits of users and containers) leaves a smaller pool.
+  impl_->workers.reserve(static_cast<size_t>(threads - 1));
+  try {
+    for (int i = 1; i < threads; ++i) impl_->workers.emplace_back([impl = impl_.get(), i] { impl->worker(i); });
+  } catch (const std::system_error& e) {
+    log_warn("{} of {} threads started: {}", impl_->workers.size() + 1, threads, e.what());
+  }
+  impl_->size = static_cast<int>(impl_->workers.size()) + 1;
 }
 
 ThreadPool::~ThreadPool() {
