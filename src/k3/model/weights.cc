@@ -4,7 +4,9 @@
 #include <atomic>
 #include <mutex>
 
+#include "k3/base/units.h"
 #include "k3/model/params.h"
+#include "k3/model/summary.h"
 
 namespace k3 {
 namespace {
@@ -341,11 +343,16 @@ void resolve_by_tensors(const Checkpoint& checkpoint, Config& config) {
 
 Result<WeightSet> load_weights(const Checkpoint& checkpoint, const Config& config, ThreadPool& pool,
                                const LoadProgress& progress) {
+  K3_TRY(check_sizes(config));
   int64_t total = 0;
   for_each_tensor(config, [&](const ParamTensor& tensor) {
     const Component component = tensor.family->component;
     if (component != Component::vision_tower && component != Component::projector) total += tensor.size_bytes();
   });
+  if (const int64_t available = available_memory_bytes(); total > available) {
+    return fail(Code::exhausted, "the weights take {}, and {} of memory are available", format_bytes(total),
+                format_bytes(available));
+  }
   WeightSet set;
   set.layers.resize(static_cast<size_t>(config.num_hidden_layers));
   std::atomic<int64_t> done{0};
