@@ -37,10 +37,17 @@ if(TARGET k3)
     if(_tests)
       k3_test_binary(k3_${_label}_test ${_label} ${_tests})
       target_link_libraries(k3_${_label}_test PRIVATE k3_cli k3::dep::fmt k3::dep::nlohmann)
+      target_include_directories(k3_${_label}_test PRIVATE ${CMAKE_SOURCE_DIR})
       target_compile_definitions(k3_${_label}_test PRIVATE K3_BINARY="$<TARGET_FILE:k3>")
       add_dependencies(k3_${_label}_test k3)
     endif()
   endforeach()
+endif()
+
+if(TARGET k3)
+  # Random small models of the program's own making, judged by the NumPy reference.
+  add_test(NAME oracle_numpy COMMAND ${K3_PYTHON} ${CMAKE_SOURCE_DIR}/tests/e2e/oracle_test.py $<TARGET_FILE:k3>)
+  set_tests_properties(oracle_numpy PROPERTIES LABELS golden TIMEOUT 900)
 endif()
 
 # Fuzz corpora are replayed through a plain main() by every compiler; the libFuzzer build is the `fuzz` preset.

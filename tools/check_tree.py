@@ -115,6 +115,8 @@ def check_include(tree, path, number, name, quoted):
         beside = os.path.join(tree.root, os.path.dirname(path), name)
         if path.startswith(("tests/", "bench/")) and "/" not in name and os.path.isfile(beside):
             return  # helpers of tests that lie outside src
+        if path.startswith("tests/") and name.startswith("tests/") and os.path.isfile(os.path.join(tree.root, name)):
+            return  # helpers that test folders share
         if not name.startswith("k3/"):
             tree.error(path, number, f'"{name}" is not written from the source root ("k3/...")')
             return

@@ -83,11 +83,23 @@ Result<std::string> read_file(const std::string& path, int64_t max_bytes) {
   return text;
 }
 
-Result<FileWriter> FileWriter::create(const std::string& path) {
+Result<FileWriter> FileWriter::create(const std::string& given) {
+  std::string path = given;
+  struct stat info;
+  if (::stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode)) {
+    const int device = ::open(path.c_str(), O_WRONLY | O_CLOEXEC);
+    if (device < 0) return system_error(path, "write");
+    return FileWriter(device, std::move(path), "");
+  }
+  std::error_code error;
+  if (std::filesystem::is_symlink(path, error)) {
+    const std::filesystem::path target = std::filesystem::weakly_canonical(path, error);
+    if (!error) path = target.string();
+  }
   std::string temporary = fmt::format("{}.tmp-{}", path, ::getpid());
   const int fd = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  if (fd < 0) return system_error(temporary, "create");
-  return FileWriter(fd, path, std::move(temporary));
+  if (fd < 0) return system_error(path, "create");
+  return FileWriter(fd, std::move(path), std::move(temporary));
 }
 
 FileWriter::FileWriter(FileWriter&& other) noexcept
@@ -99,7 +111,7 @@ FileWriter::FileWriter(FileWriter&& other) noexcept
 FileWriter::~FileWriter() {
   if (fd_ < 0) return;
   ::close(fd_);
-  ::unlink(temporary_.c_str());
+  if (!temporary_.empty()) ::unlink(temporary_.c_str());
 }
 
 Status FileWriter::write(std::span<const std::byte> bytes) {
@@ -117,9 +129,10 @@ Status FileWriter::commit() {
   if (::fsync(fd_) != 0 && errno != EINVAL && errno != EROFS) return system_error(path_, "write to disk");
   if (::close(std::exchange(fd_, -1)) != 0) {
     Error error = system_error(path_, "close");
-    ::unlink(temporary_.c_str());
+    if (!temporary_.empty()) ::unlink(temporary_.c_str());
     return error;
   }
+  if (temporary_.empty()) return {};
   if (::rename(temporary_.c_str(), path_.c_str()) != 0) {
     Error error = system_error(path_, "rename");
     ::unlink(temporary_.c_str());

@@ -39,6 +39,7 @@ class File {
 Result<std::string> read_file(const std::string& path, int64_t max_bytes = int64_t{1} << 30);
 
 // Sequential writer to `path + ".tmp-<pid>"`, renamed over path by commit(); without commit() nothing remains.
+// A symbolic link is followed. What is no regular file (a device, a pipe) is written in place, never replaced.
 class FileWriter {
  public:
   static Result<FileWriter> create(const std::string& path);
@@ -55,7 +56,7 @@ class FileWriter {
   FileWriter(int fd, std::string path, std::string temporary)
       : fd_(fd), path_(std::move(path)), temporary_(std::move(temporary)) {}
   int fd_ = -1;
-  std::string path_, temporary_;
+  std::string path_, temporary_;  // temporary_ is empty: written in place
   int64_t written_bytes_ = 0;
 };
 

@@ -1,10 +1,14 @@
 #include <histedit.h>
+#include <poll.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
+#include <clocale>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <cwchar>
 
 #include "k3/base/file.h"
 #include "k3/base/json_writer.h"
@@ -38,6 +42,8 @@ class LineReader {
  public:
   LineReader() : terminal_(::isatty(STDIN_FILENO) == 1) {
     if (!terminal_) return;
+    // libedit drops what the locale cannot spell; text is UTF-8 here whatever the environment says.
+    if (std::setlocale(LC_CTYPE, "C.UTF-8") == nullptr) std::setlocale(LC_CTYPE, "");
     edit_ = el_init("k3", stdin, stderr, stderr);
     el_set(
         edit_, EL_PROMPT, +[](EditLine*) -> char* {
@@ -46,6 +52,8 @@ class LineReader {
         });
     el_set(edit_, EL_EDITOR, "emacs");
     el_set(edit_, EL_SIGNAL, 0);
+    el_set(edit_, EL_GETCFN, read_char);
+    el_set(edit_, EL_PREP_TERM, 1);
     history_ = history_init();
     HistEvent event;
     history(history_, &event, H_SETSIZE, 500);
@@ -67,12 +75,18 @@ class LineReader {
 
   bool terminal() const { return terminal_; }
 
-  // False at the end of input. Ctrl-C at the prompt gives an empty line.
+  // False at the end of input. Ctrl-C at the prompt drops what was typed, continued lines too.
   bool read(std::string& line) {
     line.clear();
+    std::string piece;
     for (;;) {
-      std::string piece;
-      if (!read_piece(piece)) return !line.empty();
+      const Input input = terminal_ ? edit_piece(piece) : plain_piece(piece);
+      if (input == Input::end) return !line.empty();
+      if (input == Input::interrupted) {
+        line.clear();
+        continue;
+      }
+      while (piece.ends_with('\n') || piece.ends_with('\r')) piece.pop_back();
       const bool more = piece.ends_with('\\');
       if (more) piece.back() = '\n';
       line += piece;
@@ -86,29 +100,50 @@ class LineReader {
   }
 
  private:
-  bool read_piece(std::string& piece) {
-    if (!terminal_) {
-      char* buffer = nullptr;
-      size_t capacity = 0;
-      const ssize_t n = ::getline(&buffer, &capacity, stdin);
-      if (n > 0) piece.assign(buffer, static_cast<size_t>(n));
-      std::free(buffer);
-      if (n <= 0) return false;
-    } else {
-      int count = 0;
-      const char* text = el_gets(edit_, &count);
-      if (text == nullptr || count <= 0) {
-        if (g_stop.exchange(false)) {  // Ctrl-C at the prompt drops the line
-          el_reset(edit_);
-          std::fputs("\n", stderr);
-          return true;
-        }
-        return false;
-      }
-      piece.assign(text, static_cast<size_t>(count));
+  enum class Input { text, end, interrupted };
+
+  static Input plain_piece(std::string& piece) {
+    char* buffer = nullptr;
+    size_t capacity = 0;
+    const ssize_t n = ::getline(&buffer, &capacity, stdin);
+    piece.assign(buffer, n > 0 ? static_cast<size_t>(n) : 0);
+    std::free(buffer);
+    return n > 0 ? Input::text : Input::end;
+  }
+
+  Input edit_piece(std::string& piece) {
+    int count = 0;
+    const char* text = el_gets(edit_, &count);
+    const bool interrupted = text == nullptr && g_stop.exchange(false);
+    if (interrupted) {
+      el_reset(edit_);
+      std::fputs("\n", stderr);
     }
-    while (piece.ends_with('\n') || piece.ends_with('\r')) piece.pop_back();
-    return true;
+    // el_gets has put the terminal back into line mode. There, keys typed during the answer would be echoed into it, and
+    // a Ctrl-D among them would reach the next prompt as a strange character.
+    el_set(edit_, EL_PREP_TERM, 1);
+    if (interrupted) return Input::interrupted;
+    if (text == nullptr || count <= 0) return Input::end;
+    piece.assign(text, static_cast<size_t>(count));
+    return Input::text;
+  }
+
+  // One character of stdin. Looks at g_stop ten times a second: a signal that comes just before a blocking read would not
+  // end it.
+  static int read_char(EditLine*, wchar_t* out) {
+    std::mbstate_t state{};
+    while (!g_stop) {
+      pollfd wait{STDIN_FILENO, POLLIN, 0};
+      if (::poll(&wait, 1, 100) <= 0) continue;
+      char byte = 0;
+      const ssize_t n = ::read(STDIN_FILENO, &byte, 1);
+      if (n < 0 && (errno == EINTR || errno == EAGAIN)) continue;
+      if (n <= 0) return static_cast<int>(n);
+      const size_t used = std::mbrtowc(out, &byte, 1, &state);
+      if (used == static_cast<size_t>(-1)) state = {};  // not UTF-8: dropped
+      if (used < static_cast<size_t>(-2)) return 1;     // else more bytes of the same character follow
+    }
+    return -1;
   }
 
   bool terminal_;
@@ -159,11 +194,12 @@ class Chat {
       }
       any = true;
       print_out(event.text);
-      std::fflush(stdout);
+      if (!flush_out()) g_stop = true;  // nobody can read the rest
     });
+    g_stop = false;  // it was meant for this answer
     if (reasoning && colour_) print_out("\x1b[0m");
     if (any) print_out("\n");
-    std::fflush(stdout);
+    flush_out();
     if (!turn.ok()) {
       std::fprintf(stderr, "k3: %s\n", turn.error().message.c_str());
       return;
@@ -271,6 +307,7 @@ Status chat_command(const ChatOptions& options) {
   K3_TRY_ASSIGN(const GenerationConfig defaults, load_generation_config(model_folder(options.model)));
   K3_TRY_ASSIGN(const LoadedModel loaded, load_model(options.model, options.compute));
   const Config& config = loaded.model->config();
+  K3_TRY(check_sampling_defaults(model_folder(options.model), defaults, config.vocab_size));
   K3_TRY_ASSIGN(const RunnerOptions run, runner_options(options.compute, config));
   K3_TRY_ASSIGN(Runner runner, Runner::create(*loaded.model, *loaded.pool, run));
   GenerateOptions generation;
@@ -292,7 +329,7 @@ Status chat_command(const ChatOptions& options) {
   if (!format.verified())
     note("This chat format was written from public descriptions and never compared with the original.");
   std::string line;
-  while (reader.read(line)) {
+  while (flush_out() && reader.read(line)) {
     if (line.empty()) continue;
     if (!is_utf8(line)) {
       std::fputs("k3: that line is not UTF-8 text\n", stderr);
@@ -305,6 +342,8 @@ Status chat_command(const ChatOptions& options) {
     }
   }
   if (reader.terminal()) std::fputs("\n", stderr);
+  // Without a terminal there is no prompt to go back to: an interruption between answers ends the program.
+  if (!reader.terminal() && g_stop) return fail(Code::cancelled, "interrupted");
   return {};
 }
 

@@ -35,10 +35,9 @@ Result<Shards> look_at_shards(const std::string& path, Config& config) {
   for (int32_t i = 0; i < shards.total; ++i) {
     if (!checkpoint->shard_present(i)) shards.missing.push_back(checkpoint->shard_file(i));
   }
-  if (shards.missing.empty()) {
-    const Status verified = checkpoint->verify_all();
-    if (!verified.ok()) shards.complaint = verified.error().message;
-  }
+  const Status verified = checkpoint->verify_all();
+  const bool known = !shards.missing.empty() && !verified.ok() && verified.error().code == Code::not_found;
+  if (!verified.ok() && !known) shards.complaint = verified.error().message;
   return shards;
 }
 

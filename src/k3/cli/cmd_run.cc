@@ -20,10 +20,11 @@ std::atomic<bool> g_interrupted{false};
 
 void on_interrupt(int) { g_interrupted = true; }
 
-std::string speeds(int64_t prompt_tokens, const GenerateResult& g) {
+std::string speeds(int64_t prompt_tokens, int64_t reasoning_tokens, const GenerateResult& g) {
   std::string text = fmt::format("prompt {} tokens, {:.1f} tokens/s", prompt_tokens,
                                  g.prefill_seconds > 0 ? static_cast<double>(prompt_tokens) / g.prefill_seconds : 0.0);
   text += fmt::format("; answer {} tokens", g.ids.size());
+  if (reasoning_tokens > 0) text += fmt::format(" ({} of them thinking)", reasoning_tokens);
   if (g.decode_tokens_per_second() > 0) text += fmt::format(", {:.1f} tokens/s", g.decode_tokens_per_second());
   return text;
 }
@@ -31,8 +32,7 @@ std::string speeds(int64_t prompt_tokens, const GenerateResult& g) {
 struct Answer {
   std::string text, reasoning, finish;
   GenerateResult generated;
-  int64_t prompt_tokens = 0;
-  bool context_full = false;
+  int64_t prompt_tokens = 0, reasoning_tokens = 0;
 };
 
 void print_json(const Answer& answer) {
@@ -51,7 +51,7 @@ void print_json(const Answer& answer) {
 void stream(const RunOptions& options, const std::string& text) {
   if (options.json || text.empty()) return;
   print_out(text);
-  std::fflush(stdout);
+  if (!flush_out()) g_interrupted = true;  // nobody can read the rest
 }
 
 Result<Answer> answer_chat(const RunOptions& options, const ChatFormat& format, const Tokenizer& tokenizer, Runner& runner,
@@ -76,6 +76,7 @@ Result<Answer> answer_chat(const RunOptions& options, const ChatFormat& format, 
   answer.reasoning = turn.message.reasoning;
   answer.generated = turn.generated;
   answer.prompt_tokens = turn.prompt_tokens;
+  answer.reasoning_tokens = turn.reasoning_tokens;
   answer.finish = turn.ended                                       ? "stop"
                   : turn.stop_string                               ? "stop"
                   : turn.generated.reason == StopReason::cancelled ? "cancelled"
@@ -126,6 +127,7 @@ Status run_command(const RunOptions& options) {
   K3_TRY_ASSIGN(const GenerationConfig defaults, load_generation_config(model_folder(options.model)));
   K3_TRY_ASSIGN(const LoadedModel loaded, load_model(options.model, options.compute));
   const Config& config = loaded.model->config();
+  K3_TRY(check_sampling_defaults(model_folder(options.model), defaults, config.vocab_size));
   K3_TRY_ASSIGN(const RunnerOptions run, runner_options(options.compute, config));
   K3_TRY_ASSIGN(Runner runner, Runner::create(*loaded.model, *loaded.pool, run));
 
@@ -149,9 +151,9 @@ Status run_command(const RunOptions& options) {
     print_json(*result);
   } else {
     print_out("\n");
-    std::fflush(stdout);
+    flush_out();
     note(fmt::format("k3: loaded in {}; {}", format_seconds(loaded.load_seconds),
-                     speeds(result->prompt_tokens, result->generated)));
+                     speeds(result->prompt_tokens, result->reasoning_tokens, result->generated)));
   }
   if (result->generated.reason == StopReason::context) {
     note(fmt::format("k3: the answer was cut: the context of {} tokens is full (see --ctx)", run.ctx_tokens));

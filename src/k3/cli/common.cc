@@ -3,9 +3,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <chrono>
 #include <cstdio>
+#include <cstring>
 #include <random>
 
 #include "k3/base/file.h"
@@ -17,6 +19,8 @@ namespace {
 
 constexpr int64_t kDefaultCtx = 32768;
 constexpr int64_t kMaxInputBytes = int64_t{1} << 30;
+
+int g_output_errno = 0;  // of the first failed write to stdout
 
 int threads_of(int wanted) { return wanted > 0 ? wanted : available_threads(); }
 
@@ -59,7 +63,10 @@ Result<RunnerOptions> runner_options(const ComputeOptions& options, const Config
   return out;
 }
 
-Result<Tokenizer> load_tokenizer(const std::string& model) { return Tokenizer::load(model_folder(model)); }
+Result<Tokenizer> load_tokenizer(const std::string& model) {
+  if (!path_exists(model)) return fail(Code::not_found, "{}: no such file or folder", model);
+  return Tokenizer::load(model_folder(model));
+}
 
 ops::SamplingParams sampling_params(const SamplingOptions& options, const GenerationConfig& defaults) {
   ops::SamplingParams p;
@@ -71,6 +78,12 @@ ops::SamplingParams sampling_params(const SamplingOptions& options, const Genera
   p.presence_penalty = options.presence_penalty.value_or(0.0F);
   p.seed = options.seed ? *options.seed : std::random_device{}();
   return p;
+}
+
+Status check_sampling_defaults(const std::string& folder, const GenerationConfig& defaults, int64_t vocab) {
+  const Status valid = sampling_params({}, defaults).validate(vocab);
+  if (valid.ok()) return {};
+  return fail(Code::corrupt, "{}: {}", join_path(folder, "generation_config.json"), valid.error().message);
 }
 
 std::vector<int32_t> stop_ids(const Config& config, const GenerationConfig& generation, const Tokenizer& tokenizer,
@@ -164,7 +177,23 @@ void note(const std::string& text) {
   std::fprintf(stderr, "%s%s%s\n", colour ? "\x1b[2m" : "", text.c_str(), colour ? "\x1b[0m" : "");
 }
 
-void print_out(std::string_view text) { std::fwrite(text.data(), 1, text.size(), stdout); }
+void print_out(std::string_view text) {
+  errno = 0;
+  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() && g_output_errno == 0) g_output_errno = errno;
+}
+
+bool flush_out() {
+  errno = 0;
+  if ((std::fflush(stdout) != 0 || std::ferror(stdout) != 0) && g_output_errno == 0)
+    g_output_errno = errno != 0 ? errno : EIO;
+  return g_output_errno == 0;
+}
+
+Status output_status() {
+  if (flush_out()) return {};
+  const bool full = g_output_errno == ENOSPC || g_output_errno == EDQUOT;
+  return fail(full ? Code::exhausted : Code::unavailable, "cannot write to stdout: {}", std::strerror(g_output_errno));
+}
 
 Status prepare_output_folder(const std::string& folder, bool force) {
   for (const char* name : {"model.safetensors.index.json", "config.json"}) {

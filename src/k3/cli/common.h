@@ -31,6 +31,9 @@ Result<Tokenizer> load_tokenizer(const std::string& model);
 // Explicit options win over the checkpoint's generation_config.json, which wins over temperature 1, top-p 0.95.
 ops::SamplingParams sampling_params(const SamplingOptions& options, const GenerationConfig& defaults);
 
+// Refuses (corrupt, naming the file) defaults of the checkpoint that cannot be sampled with.
+Status check_sampling_defaults(const std::string& folder, const GenerationConfig& defaults, int64_t vocab);
+
 // Every id that ends an answer: generation_config, config, and the named special when the tokenizer has it.
 std::vector<int32_t> stop_ids(const Config& config, const GenerationConfig& generation, const Tokenizer& tokenizer,
                               std::string_view end_token);
@@ -58,7 +61,11 @@ class Table {
 // A note for people on stderr (dim on a terminal).
 void note(const std::string& text);
 
-void print_out(std::string_view text);  // stdout, all of it
+// All that goes to stdout goes through these. The first failure is kept: cli_main makes it the program's, and who
+// prints for long asks for it to stop early.
+void print_out(std::string_view text);
+bool flush_out();  // false when something could not be written, now or before
+Status output_status();
 
 // Creates OUT; refuses a folder that already holds a checkpoint unless forced.
 Status prepare_output_folder(const std::string& folder, bool force);

@@ -5,9 +5,13 @@
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
+#include <new>
+#include <sstream>
 
 #include "k3/base/progress.h"
+#include "k3/base/utf8.h"
 #include "k3/cli/commands.h"
+#include "k3/cli/common.h"
 #include "k3/cli/exit_codes.h"
 #include "k3/cli/version.h"
 #include "k3/ops/cpu/isa.h"
@@ -238,6 +242,21 @@ void print_error(const Error& error) {
   std::fprintf(stderr, "k3: %serror:%s %s\n", colour ? "\x1b[31m" : "", colour ? "\x1b[0m" : "", error.message.c_str());
 }
 
+// "k3 inspct": CLI11 would only say that a command is required.
+bool is_unknown_command(const CLI::App& app, int argc, const char* const* argv) {
+  return argc > 1 && argv[1][0] != '-' &&
+         app.get_subcommands([&](const CLI::App* command) { return command->get_name() == argv[1]; }).empty();
+}
+
+// The exit code of a finished command, after everything that it printed is out.
+int finish(Status status) {
+  const Status output = output_status();
+  if (!output.ok() && (status.ok() || status.error().code == Code::cancelled)) status = output;
+  if (status.ok()) return kExitOk;
+  if (status.error().code != Code::cancelled) print_error(status.error());
+  return exit_code(status.error().code);
+}
+
 }  // namespace
 
 int cli_main(int argc, const char* const* argv) {
@@ -253,19 +272,24 @@ int cli_main(int argc, const char* const* argv) {
   add_use_commands(app, options, status);
   add_look_commands(app, options, status);
   add_make_commands(app, options, status);
+  if (is_unknown_command(app, argc, argv)) {
+    return finish(fail(Code::invalid_argument, "no command '{}'; 'k3 --help' lists them", utf8_repair(argv[1])));
+  }
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
-    const int code = app.exit(e);
-    return code == 0 ? kExitOk : kExitUsage;
+    std::ostringstream out, err;
+    const int code = app.exit(e, out, err);
+    print_out(out.str());
+    std::fputs(err.str().c_str(), stderr);
+    return code == 0 ? finish({}) : kExitUsage;
+  } catch (const std::bad_alloc&) {
+    return finish(fail(Code::exhausted, "out of memory"));
   } catch (const std::exception& e) {
     std::fprintf(stderr, "k3: internal error: %s\n", e.what());
     return kExitFailure;
   }
-  if (std::fflush(stdout) != 0 && status.ok()) status = fail(Code::exhausted, "cannot write to stdout");
-  if (status.ok()) return kExitOk;
-  if (status.error().code != Code::cancelled) print_error(status.error());
-  return exit_code(status.error().code);
+  return finish(std::move(status));
 }
 
 }  // namespace k3::cli

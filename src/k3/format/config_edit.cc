@@ -25,43 +25,25 @@ Json& text_config(Json& root) {
 
 // Fields that a config may leave out, so that a bare name can add them. Others need a path: a mistyped name would
 // otherwise become a field that nothing reads.
-constexpr std::string_view kOptional[] = {"activation_situ_beta",
-                                          "activation_situ_linear_beta",
-                                          "attn_res_block_size",
-                                          "bos_token_id",
-                                          "eos_token_id",
-                                          "first_k_dense_replace",
-                                          "gate_lower_bound",
-                                          "initializer_range",
-                                          "intermediate_size",
-                                          "latent_moe_use_norm",
-                                          "max_position_embeddings",
-                                          "media_placeholder_token_id",
-                                          "mla_use_output_gate",
-                                          "moe_intermediate_size",
-                                          "moe_layer_freq",
-                                          "moe_renormalize",
-                                          "num_experts",
-                                          "num_experts_per_token",
-                                          "num_key_value_heads",
-                                          "num_nextn_predict_layers",
-                                          "num_shared_experts",
-                                          "pad_token_id",
-                                          "q_lora_rank",
-                                          "quantization_config",
-                                          "routed_expert_hidden_size",
-                                          "routed_scaling_factor",
-                                          "short_conv_kernel_size",
-                                          "tie_word_embeddings",
-                                          "use_full_rank_gate"};
+// clang-format off
+constexpr std::string_view kOptional[] = {
+    "activation_situ_beta", "activation_situ_linear_beta", "attn_res_block_size", "bos_token_id", "eos_token_id",
+    "first_k_dense_replace", "gate_lower_bound", "initializer_range", "intermediate_size", "latent_moe_use_norm",
+    "max_position_embeddings", "media_placeholder_token_id", "mla_use_output_gate", "moe_intermediate_size",
+    "moe_layer_freq", "moe_renormalize", "num_experts", "num_experts_per_token", "num_key_value_heads",
+    "num_nextn_predict_layers", "num_shared_experts", "pad_token_id", "q_lora_rank", "quantization_config",
+    "routed_expert_hidden_size", "routed_scaling_factor", "short_conv_kernel_size", "tie_word_embeddings",
+    "use_full_rank_gate"};
+// clang-format on
 
-// The objects that hold `name`: the text model and the top level may both say it, and both must be changed then; else
-// the first of the inner objects that does.
+// The objects to change for `name`: the text model or the top level; both where they agree (the released config states
+// bos_token_id, dtype, ... twice); else the first of the inner objects that has it.
 std::vector<Json*> owners_of(Json& root, const std::string& name) {
   Json& text = text_config(root);
   std::vector<Json*> owners;
   if (text.contains(name)) owners.push_back(&text);
-  if (&text != &root && root.contains(name)) owners.push_back(&root);
+  const bool again = &text != &root && root.contains(name);
+  if (again && (owners.empty() || root[name] == text[name])) owners.push_back(&root);
   if (!owners.empty()) return owners;
   for (const char* inner : {"linear_attn_config", "vision_config"}) {
     for (Json* outer : {&text, &root}) {

@@ -1,0 +1,204 @@
+// `k3 logits`, `perplexity` and `bench`.
+#include <nlohmann/json.hpp>
+
+#include "tests/e2e/cli.h"
+
+namespace k3::e2e {
+namespace {
+
+using nlohmann::json;
+using testing::HasSubstr;
+
+// Float32 arithmetic against float64 on k3-mini: 2e-4 absolute on logits of a few units (the tolerance of its golden files).
+constexpr double kExactTolerance = 2e-4;
+
+const json& golden() {
+  static const json values = json::parse(file_text(kMini + "/golden/golden.json"));
+  return values;
+}
+
+// The ids that the golden logits belong to: prompt, then the greedy continuation.
+std::vector<int32_t> golden_ids(const std::string& name) {
+  auto ids = golden().at("prompts").at(name).at("prompt_ids").get<std::vector<int32_t>>();
+  for (const int32_t id : golden().at("prompts").at(name).at("greedy_ids").get<std::vector<int32_t>>()) ids.push_back(id);
+  return ids;
+}
+
+std::string logits_file(const Scratch& scratch, const std::string& name, const std::vector<int32_t>& ids,
+                        std::vector<std::string> more) {
+  more.insert(more.begin(), {"logits", kMini, "--ids", join_ids(ids), "--out", scratch.path(name)});
+  k3_ok(more);
+  return scratch.path(name);
+}
+
+TEST(Logits, ExactAgreesWithTheGoldenValuesHoweverThePromptIsSplit) {
+  const Scratch scratch;
+  for (const char* name : {"prose", "chat"}) {
+    const NpyMatrix expected = npy(kMini + "/golden/logits_" + name + ".npy");
+    std::vector<int32_t> ids = golden_ids(name);
+    ids.resize(static_cast<size_t>(expected.rows));
+    for (const char* chunk : {"", "1", "7"}) {
+      std::vector<std::string> more = {"--policy", "exact", "-t", "2"};
+      if (*chunk != '\0') more.insert(more.end(), {"--chunk", chunk});
+      const NpyMatrix found = npy(logits_file(scratch, "x.npy", ids, more));
+      EXPECT_EQ(found.rows, expected.rows);
+      EXPECT_EQ(found.cols, 12288);
+      EXPECT_LE(largest_difference(found, expected), kExactTolerance) << name << " chunk " << chunk;
+    }
+  }
+}
+
+TEST(Logits, Bf16ChoosesTheSameTokenWhereTheGapIsClear) {
+  const Scratch scratch;
+  const std::vector<int32_t> ids = golden_ids("prose");
+  const NpyMatrix found = npy(logits_file(scratch, "x.npy", ids, {}));
+  const json& top_ids = golden().at("prompts").at("prose").at("top8_ids");
+  const json& top_logits = golden().at("prompts").at("prose").at("top8_logits");
+  int compared = 0;
+  for (size_t i = 0; i < top_ids.size(); ++i) {
+    if (top_logits[i][0].get<double>() - top_logits[i][1].get<double>() <= 0.25) continue;
+    const auto row = found.row(static_cast<int64_t>(i));
+    EXPECT_EQ(std::max_element(row.begin(), row.end()) - row.begin(), top_ids[i][0].get<int64_t>()) << "position " << i;
+    ++compared;
+  }
+  EXPECT_GT(compared, 20);
+}
+
+TEST(Logits, DeterministicIsBitEqualAcrossChunksThreadsAndTime) {
+  const Scratch scratch;
+  const std::vector<int32_t> ids = golden_ids("prose");
+  for (const char* policy : {"bf16", "exact"}) {
+    const auto bytes = [&](std::vector<std::string> more) {
+      more.insert(more.end(), {"--deterministic", "--policy", policy});
+      return file_text(logits_file(scratch, "x.npy", ids, more));
+    };
+    const std::string whole = bytes({"-t", "2"});
+    EXPECT_TRUE(whole == bytes({"-t", "2"})) << policy << " again";
+    EXPECT_TRUE(whole == bytes({"-t", "1"})) << policy << " -t 1";
+    EXPECT_TRUE(whole == bytes({"-t", "3", "--chunk", "7"})) << policy << " -t 3 --chunk 7";
+    EXPECT_TRUE(whole == bytes({"-t", "2", "--chunk", "1"})) << policy << " --chunk 1";
+  }
+}
+
+TEST(Logits, IdsFromAFileAndFromStdin) {
+  const Scratch scratch;
+  const std::string direct = file_text(logits_file(scratch, "a.npy", {12032, 72, 8213}, {"--deterministic"}));
+  put_file(scratch.path("ids.json"), "[12032, 72,\n 8213]\n");
+  k3_ok({"logits", kMini, "--ids", "@" + scratch.path("ids.json"), "--out", scratch.path("b.npy"), "--deterministic"});
+  EXPECT_TRUE(direct == file_text(scratch.path("b.npy")));
+  k3_ok({"logits", kMini, "--ids", "@-", "--out", scratch.path("c.npy"), "--deterministic"}, "12032 72 8213");
+  EXPECT_TRUE(direct == file_text(scratch.path("c.npy")));
+  const json report = json::parse(k3_ok({"logits", kMini, "--ids", "1,2", "--out", scratch.path("d.npy"), "--json"}));
+  EXPECT_EQ(report.at("tokens"), 2);
+  EXPECT_EQ(report.at("vocab"), 12288);
+  EXPECT_EQ(report.at("out"), scratch.path("d.npy"));
+}
+
+TEST(Logits, WrongIdsLeaveNoFile) {
+  const Scratch scratch;
+  struct Case {
+    const char* ids;
+    const char* fact;
+    int code;
+  };
+  for (const Case& c : {Case{"1,2,12288", "12288 at position 2", 2}, Case{"1,-2", "-2 at position 1", 2},
+                        Case{"", "no token id", 2}, Case{"[]", "no token id", 2}, Case{"1,two", "'two'", 2},
+                        Case{"99999999999", "'99999999999'", 2}, Case{"@/no/such/ids", "/no/such/ids", 3}}) {
+    std::vector<std::string> arguments = {"logits", kMini, "--out", scratch.path("x.npy"), "--ids"};
+    c.ids[0] == '1' ? arguments.back() += "=" + std::string(c.ids) : arguments.emplace_back(c.ids);
+    const Outcome o = k3(arguments);
+    EXPECT_EQ(o.code, c.code) << c.ids << "\n" << o.err;
+    EXPECT_THAT(o.err, HasSubstr(c.fact));
+  }
+  EXPECT_EQ(k3({"logits", kMini, "--ids", "1", "--out", scratch.path("no/folder/x.npy")}).code, 3);
+  EXPECT_TRUE(fs::is_empty(scratch.path()));
+}
+
+json perplexity(std::vector<std::string> more, std::string_view input = {}) {
+  more.insert(more.begin(), {"perplexity", kMini, "--json"});
+  return json::parse(k3_ok(more, input));
+}
+
+TEST(Perplexity, TheGoldenLikelihood) {
+  const std::string ids = golden().at("val_ids").dump();
+  const double expected = golden().at("val_mean_nll");
+  const json exact = perplexity({"--ids", ids, "--policy", "exact"});
+  EXPECT_NEAR(exact.at("nats_per_token"), expected, 1e-4);
+  EXPECT_EQ(exact.at("tokens"), golden().at("val_ids").size() - 1);
+  EXPECT_EQ(exact.at("windows"), 1);
+  EXPECT_NEAR(exact.at("perplexity"), std::exp(exact.at("nats_per_token").get<double>()), 1e-9);
+  EXPECT_NEAR(perplexity({"--ids", ids}).at("nats_per_token"), expected, 0.02);
+}
+
+TEST(Perplexity, OfATextFileAndOfStdin) {
+  const Scratch scratch;
+  const auto val_ids = golden().at("val_ids").get<std::vector<int32_t>>();
+  const std::string text = k3_ok({"detokenize", kMini, "--skip-specials", join_ids(val_ids)});
+  put_file(scratch.path("t.txt"), text);
+  const json from_file = perplexity({"-f", scratch.path("t.txt"), "--policy", "exact", "--deterministic"});
+  EXPECT_EQ(from_file, perplexity({"--policy", "exact", "--deterministic"}, text));
+  EXPECT_EQ(from_file.at("bytes"), text.size());
+  EXPECT_NEAR(from_file.at("bits_per_byte").get<double>() * static_cast<double>(text.size()),
+              from_file.at("nats_per_token").get<double>() * from_file.at("tokens").get<double>() / std::log(2.0), 1e-6);
+  const std::string table = k3_ok({"perplexity", kMini, "-f", scratch.path("t.txt")});
+  for (const char* line : {"nats per token", "perplexity", "bits per byte"}) EXPECT_THAT(table, HasSubstr(line));
+}
+
+TEST(Perplexity, WindowsStartAnew) {
+  const auto val_ids = golden().at("val_ids").get<std::vector<int32_t>>();
+  const auto part = [&](size_t begin, size_t end) {
+    return join_ids({val_ids.begin() + static_cast<int64_t>(begin), val_ids.begin() + static_cast<int64_t>(end)});
+  };
+  // 60 tokens in windows of 40: 40 and 20.
+  const json both = perplexity({"--ids", part(1, 61), "--window", "40", "--policy", "exact"});
+  const json first = perplexity({"--ids", part(1, 41), "--policy", "exact"});
+  const json second = perplexity({"--ids", part(41, 61), "--policy", "exact"});
+  EXPECT_EQ(both.at("windows"), 2);
+  EXPECT_NEAR(both.at("nats_per_token").get<double>() * 60,
+              first.at("nats_per_token").get<double>() * 40 + second.at("nats_per_token").get<double>() * 20, 1e-2);
+}
+
+TEST(Perplexity, WrongInput) {
+  EXPECT_EQ(k3({"perplexity", kMini}, "").code, 2);
+  EXPECT_EQ(k3({"perplexity", kMini, "-f", "/no/such/text"}).code, 3);
+  EXPECT_EQ(k3({"perplexity", kMini, "--ids", "12288"}).code, 2);
+  EXPECT_EQ(k3({"perplexity", kMini, "--ids", "1", "-f", "x"}).code, 2);
+  const Outcome window = k3({"perplexity", kMini, "--ids", "1,2,3", "--window", "9223372036854775807"});
+  EXPECT_EQ(window.code, 2);
+  EXPECT_THAT(window.err, HasSubstr("--window"));
+}
+
+TEST(Bench, JsonAndTable) {
+  const std::vector<std::string> small = {"bench",   kMini, "--prefill", "16,40", "--decode", "4",
+                                          "--depth", "20",  "-r",        "2",     "-t",       "2"};
+  std::vector<std::string> as_json = small;
+  as_json.emplace_back("--json");
+  const json bench = json::parse(k3_ok(as_json));
+  EXPECT_EQ(bench.at("model"), kMini);
+  EXPECT_EQ(bench.at("parameters"), 55'077'568);
+  EXPECT_GT(bench.at("active_bytes"), 0);
+  EXPECT_EQ(bench.at("threads"), 2);
+  EXPECT_EQ(bench.at("policy"), "bf16");
+  EXPECT_EQ(bench.at("deterministic"), false);
+  EXPECT_TRUE(bench.at("isa").is_string());
+  ASSERT_EQ(bench.at("results").size(), 3u);
+  for (const json& result : bench.at("results")) {
+    EXPECT_EQ(result.at("seconds").size(), 2u);
+    EXPECT_GT(result.at("tokens_per_second"), 0);
+  }
+  EXPECT_EQ(bench["results"][0]["test"], "prefill");
+  EXPECT_EQ(bench["results"][0]["tokens"], 16);
+  EXPECT_EQ(bench["results"][1]["tokens"], 40);
+  EXPECT_EQ(bench["results"][2]["test"], "decode @20");
+  const std::string table = k3_ok(small);
+  for (const char* word : {"tokens/s", "prefill", "decode @20", "2 threads"}) EXPECT_THAT(table, HasSubstr(word));
+}
+
+TEST(Bench, WrongLengths) {
+  for (const char* prefill : {"0", "-4", "x", "16,0"}) {
+    EXPECT_EQ(k3({"bench", kMini, "--prefill", prefill, "--decode", "1", "-r", "1"}).code, 2) << prefill;
+  }
+}
+
+}  // namespace
+}  // namespace k3::e2e
