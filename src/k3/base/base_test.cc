@@ -1,12 +1,16 @@
 // Result, units, UTF-8, JSON writer, rng and thread pool.
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <cstdlib>
 #include <numeric>
 
 #include "k3/base/file.h"
 #include "k3/base/json_writer.h"
+#include "k3/base/progress.h"
 #include "k3/base/result.h"
 #include "k3/base/rng.h"
 #include "k3/base/threads.h"
@@ -121,6 +125,33 @@ TEST(File, ShortFileIsCorruptNotASignal) {
   EXPECT_EQ(status.error().code, Code::corrupt);
   EXPECT_NE(status.error().message.find(path), std::string::npos);
   EXPECT_EQ(File::open(path + ".absent").error().code, Code::not_found);
+}
+
+TEST(Progress, LineFitsTheTerminal) {
+  Progress bar("perplexity", 1612, "tokens", /*enabled=*/false);
+  bar.update(384);
+  for (int columns = 1; columns <= 200; ++columns) {
+    const std::string line = bar.line(columns, /*colour=*/false);
+    const auto width = std::count_if(line.begin(), line.end(), [](char c) { return (c & 0xC0) != 0x80; });
+    EXPECT_LT(width, columns) << line;
+    EXPECT_EQ(line.find("24 %") != std::string::npos, columns >= 18) << columns << line;
+  }
+}
+
+TEST(ThreadPool, WorksWhereTheSystemGrantsFewerThreads) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "the sanitizer's shadow does not fit a limit on address space";
+#endif
+  const auto limited = [] {
+    rlimit limit{};
+    limit.rlim_cur = limit.rlim_max = rlim_t{512} << 20;  // room for some stacks of 8 MiB
+    setrlimit(RLIMIT_AS, &limit);
+    ThreadPool pool(1000);
+    std::atomic<int> calls{0};
+    pool.run([&](int) { ++calls; });
+    std::exit(calls == 1000 ? 0 : 1);
+  };
+  EXPECT_EXIT(limited(), testing::ExitedWithCode(0), "threads started");
 }
 
 }  // namespace

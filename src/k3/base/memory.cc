@@ -34,12 +34,30 @@ int64_t system_available(const std::string& root) {
   return kUnknown;
 }
 
+// "file 4096" of a memory.stat: page cache counts as used but is given back under pressure.
+int64_t cached(const std::string& path, const std::string& key) {
+  std::ifstream in(path);
+  std::string name;
+  int64_t value = 0;
+  while (in >> name >> value) {
+    if (name == key) return value;
+  }
+  return 0;
+}
+
+struct GroupFiles {
+  const char *limit, *usage, *cache_key;
+};
+
 // Room of one control group and all groups above it.
-int64_t room_upwards(const std::string& mount, std::string group, const char* limit_file, const char* usage_file) {
+int64_t room_upwards(const std::string& mount, std::string group, const GroupFiles& files) {
   int64_t room = kUnknown;
   for (;;) {
-    const auto limit = read_number(mount + group + "/" + limit_file), usage = read_number(mount + group + "/" + usage_file);
-    if (limit && usage) room = std::min(room, std::max<int64_t>(0, *limit - *usage));
+    const std::string folder = mount + group + "/";
+    const auto limit = read_number(folder + files.limit), usage = read_number(folder + files.usage);
+    if (limit && usage) {
+      room = std::min(room, std::max<int64_t>(0, *limit - *usage + cached(folder + "memory.stat", files.cache_key)));
+    }
     const size_t slash = group.rfind('/');
     if (group.empty() || slash == std::string::npos) return room;
     group.resize(slash);
@@ -58,10 +76,10 @@ int64_t group_available(const std::string& root) {
     std::string group = line.substr(second + 1);
     if (group == "/") group.clear();
     if (controllers.empty()) {
-      room = std::min(room, room_upwards(root + "/sys/fs/cgroup", group, "memory.max", "memory.current"));
+      room = std::min(room, room_upwards(root + "/sys/fs/cgroup", group, {"memory.max", "memory.current", "file"}));
     } else if (("," + controllers + ",").find(",memory,") != std::string::npos) {
-      room = std::min(room,
-                      room_upwards(root + "/sys/fs/cgroup/memory", group, "memory.limit_in_bytes", "memory.usage_in_bytes"));
+      room = std::min(room, room_upwards(root + "/sys/fs/cgroup/memory", group,
+                                         {"memory.limit_in_bytes", "memory.usage_in_bytes", "total_cache"}));
     }
   }
   return room;

@@ -23,7 +23,17 @@ Progress::Progress(std::string label, int64_t total, std::string unit, bool enab
 
 Progress::~Progress() { finish(); }
 
-bool Progress::stderr_is_terminal() { return ::isatty(STDERR_FILENO) == 1; }
+namespace {
+
+// A terminal of no control sequences can neither redraw a line nor erase it.
+bool term_is_dumb() {
+  const char* term = std::getenv("TERM");
+  return term == nullptr || std::string_view(term) == "dumb";
+}
+
+}  // namespace
+
+bool Progress::stderr_is_terminal() { return ::isatty(STDERR_FILENO) == 1 && !term_is_dumb(); }
 
 void Progress::update(int64_t done) {
   done_ = done;
@@ -36,22 +46,32 @@ void Progress::update(int64_t done) {
   draw();
 }
 
-void Progress::draw() {
+std::string Progress::line(int columns, bool colour) const {
   const double fraction = total_ > 0 ? std::clamp(static_cast<double>(done_) / static_cast<double>(total_), 0.0, 1.0) : 0.0;
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
   const std::string amount = unit_ == "B" ? fmt::format("{} / {}", format_bytes(done_), format_bytes(total_))
                                           : fmt::format("{} / {} {}", format_grouped(done_), format_grouped(total_), unit_);
   const std::string left =
       fraction > 0.02 ? fmt::format("  {} left", format_seconds(seconds * (1 - fraction) / fraction)) : "";
-  const std::string tail = fmt::format(" {:3.0f} %  {}{}", fraction * 100, amount, left);
-  const int room = terminal_columns() - 1 - static_cast<int>(label_.size() + tail.size()) - 3;
-  const int width = std::clamp(room, 0, 40);
+  const std::string percent = fmt::format(" {:3.0f} %", fraction * 100);
+  // A line that wraps cannot be drawn over: what does not fit is left out, the last first.
+  const int room = columns - 1 - static_cast<int>(label_.size()) - 1;
+  std::string tail;
+  for (const std::string& text : {percent + "  " + amount + left, percent + "  " + amount, percent}) {
+    if (static_cast<int>(text.size()) > room) continue;
+    tail = text;
+    break;
+  }
+  if (tail.empty()) return label_.substr(0, static_cast<size_t>(std::max(0, columns - 1)));
+  const int width = std::clamp(room - static_cast<int>(tail.size()) - 3, 0, 40);
   const int filled = static_cast<int>(fraction * width + 0.5);
   std::string bar;
   for (int i = 0; i < width; ++i) bar += i < filled ? "\xE2\x94\x81" : " ";
-  const bool colour = use_colour(STDERR_FILENO);
-  std::fprintf(stderr, "\r%s %s%s%s%s\x1b[K", label_.c_str(), colour ? "\x1b[36m" : "", bar.c_str(), colour ? "\x1b[0m" : "",
-               tail.c_str());
+  return fmt::format("{} {}{}{}{}", label_, colour ? "\x1b[36m" : "", bar, colour ? "\x1b[0m" : "", tail);
+}
+
+void Progress::draw() {
+  std::fprintf(stderr, "\r%s\x1b[K", line(terminal_columns(), use_colour(STDERR_FILENO)).c_str());
   std::fflush(stderr);
   drawn_ = true;
 }
@@ -68,9 +88,7 @@ void Progress::finish() {
 bool use_colour(int descriptor) {
   const char* no_colour = std::getenv("NO_COLOR");
   if (no_colour != nullptr && *no_colour != '\0') return false;
-  const char* term = std::getenv("TERM");
-  if (term == nullptr || std::string_view(term) == "dumb") return false;
-  return ::isatty(descriptor) == 1;
+  return !term_is_dumb() && ::isatty(descriptor) == 1;
 }
 
 int terminal_columns() {

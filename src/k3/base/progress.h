@@ -1,4 +1,4 @@
-// A progress bar on stderr: drawn only on a terminal (and not with K3 quiet), at most ten times a second,
+// A progress bar on stderr: drawn only on a terminal that can redraw a line, at most ten times a second,
 // without colour when NO_COLOR is set; erased when done, so that it leaves no trace in the transcript.
 #pragma once
 
@@ -19,7 +19,10 @@ class Progress {
   void update(int64_t done);  // one thread at a time
   void finish();
 
-  static bool stderr_is_terminal();
+  static bool stderr_is_terminal();  // one that can redraw a line (TERM set and not "dumb")
+
+  // What is drawn now, in fewer than `columns` columns.
+  std::string line(int columns, bool colour) const;
 
  private:
   void draw();

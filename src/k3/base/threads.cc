@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <atomic>
+#include <system_error>
 #include <thread>
 #include <vector>
 
 #include "k3/base/check.h"
+#include "k3/base/log.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -84,7 +86,13 @@ struct ThreadPool::Impl {
 
 ThreadPool::ThreadPool(int threads) : impl_(std::make_unique<Impl>(threads)) {
   K3_CHECK(threads >= 1, "thread pool of {} threads", threads);
-  for (int i = 1; i < threads; ++i) impl_->workers.emplace_back([this, i] { impl_->worker(i); });
+  // A system that grants no more threads (limits of users and containers) leaves fewer helpers; the parts stay.
+  impl_->workers.reserve(static_cast<size_t>(threads - 1));
+  try {
+    for (int i = 1; i < threads; ++i) impl_->workers.emplace_back([impl = impl_.get(), i] { impl->worker(i); });
+  } catch (const std::system_error& e) {
+    log_warn("{} of {} threads started: {}", impl_->workers.size() + 1, threads, e.what());
+  }
 }
 
 ThreadPool::~ThreadPool() {

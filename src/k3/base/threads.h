@@ -1,4 +1,4 @@
-// Purpose:  a pinned pool of worker threads with static partition; the only threads that CPU ops use.
+// Purpose:  a pool of worker threads with static partition; the only threads that CPU ops use.
 // Threads:  run() is called from one thread at a time (the owner); workers spin a little, then park.
 //           The caller takes part as worker 0, so a pool of 1 starts no thread. A part that no worker has begun is taken
 //           by whoever is free, so a worker number says which part it is, not which thread runs it.
@@ -12,7 +12,7 @@ namespace k3 {
 
 class ThreadPool {
  public:
-  explicit ThreadPool(int threads);  // >= 1
+  explicit ThreadPool(int threads);  // >= 1; works with fewer when the system grants no more
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;

@@ -307,6 +307,7 @@ Status chat_command(const ChatOptions& options) {
   K3_TRY_ASSIGN(const GenerationConfig defaults, load_generation_config(model_folder(options.model)));
   K3_TRY_ASSIGN(const LoadedModel loaded, load_model(options.model, options.compute));
   const Config& config = loaded.model->config();
+  K3_TRY(check_sampling_defaults(model_folder(options.model), defaults, config.vocab_size));
   K3_TRY_ASSIGN(const RunnerOptions run, runner_options(options.compute, config));
   K3_TRY_ASSIGN(Runner runner, Runner::create(*loaded.model, *loaded.pool, run));
   GenerateOptions generation;

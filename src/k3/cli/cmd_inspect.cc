@@ -165,6 +165,7 @@ void print_json(const Config& c, const ModelSummary& s, const Shards& shards) {
 
 Status inspect_command(const InspectOptions& options) {
   K3_TRY_ASSIGN(Config config, load_config(options.path));
+  K3_TRY(check_sizes(config).with_context(options.path));
   K3_TRY_ASSIGN(const Shards shards, look_at_shards(options.path, config));
   const ModelSummary summary = summarise(config);
   options.json ? print_json(config, summary, shards) : print_table(config, summary, shards);

@@ -11,6 +11,9 @@
 namespace k3::cli {
 namespace {
 
+// Of one forward: bounds its logits and scratch, which grow with the chunk, whatever --chunk says.
+constexpr int64_t kMostChunk = 4096;
+
 // -log softmax(logits)[target], in double.
 double negative_log_likelihood(std::span<const float> logits, int32_t target) {
   const double top = *std::max_element(logits.begin(), logits.end());
@@ -31,7 +34,7 @@ Status logits_command(const LogitsOptions& options) {
   K3_TRY_ASSIGN(const LoadedModel loaded, load_model(options.model, options.compute));
   K3_TRY_ASSIGN(RunnerOptions run, runner_options(options.compute, loaded.model->config()));
   run.ctx_tokens = std::max<int64_t>(run.ctx_tokens, static_cast<int64_t>(ids.size()));
-  const int64_t chunk = options.split > 0 ? options.split : run.chunk_tokens;
+  const int64_t chunk = std::min(kMostChunk, options.split > 0 ? options.split : run.chunk_tokens);
   K3_TRY(loaded.model->check_ids(ids));
   K3_TRY_ASSIGN(Runner runner, Runner::create(*loaded.model, *loaded.pool, run));
   const auto count = static_cast<int64_t>(ids.size());

@@ -62,6 +62,7 @@ Status init_command(const InitOptions& options) {
   if (!config.latent_moe_use_norm)
     config.latent_moe_use_norm = config.routed_expert_hidden_size.has_value() && config.nested;
   if (!config.mla_use_output_gate) config.mla_use_output_gate = false;
+  K3_TRY(check_sizes(config).with_context(path));
   K3_TRY(prepare_output_folder(options.out, options.force));
   const ModelSummary summary = summarise(config);
   note(fmt::format("{} parameters, {} in {} file{}", format_count(static_cast<double>(summary.total.params)),

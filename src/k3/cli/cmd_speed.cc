@@ -73,7 +73,10 @@ Status bench_command(const BenchOptions& options) {
           runner.reset(0);
           return Status();
         },
-        [&]() -> Status { return runner.feed(0, ids).ok() ? Status() : Status(fail(Code::internal, "prefill failed")); }));
+        [&]() -> Status {
+          K3_TRY_ASSIGN([[maybe_unused]] const auto logits, runner.feed(0, ids));
+          return {};
+        }));
   }
   const std::vector<int32_t> context = random_ids(std::max<int64_t>(options.depth, 1), config.vocab_size, 2);
   const std::vector<int32_t> steps = random_ids(options.decode, config.vocab_size, 3);

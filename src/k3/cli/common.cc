@@ -80,6 +80,12 @@ ops::SamplingParams sampling_params(const SamplingOptions& options, const Genera
   return p;
 }
 
+Status check_sampling_defaults(const std::string& folder, const GenerationConfig& defaults, int64_t vocab) {
+  const Status valid = sampling_params({}, defaults).validate(vocab);
+  if (valid.ok()) return {};
+  return fail(Code::corrupt, "{}: {}", join_path(folder, "generation_config.json"), valid.error().message);
+}
+
 std::vector<int32_t> stop_ids(const Config& config, const GenerationConfig& generation, const Tokenizer& tokenizer,
                               std::string_view end_token) {
   std::vector<int32_t> ids = generation.eos_token_ids;

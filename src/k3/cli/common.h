@@ -31,6 +31,9 @@ Result<Tokenizer> load_tokenizer(const std::string& model);
 // Explicit options win over the checkpoint's generation_config.json, which wins over temperature 1, top-p 0.95.
 ops::SamplingParams sampling_params(const SamplingOptions& options, const GenerationConfig& defaults);
 
+// Refuses (corrupt, naming the file) defaults of the checkpoint that cannot be sampled with.
+Status check_sampling_defaults(const std::string& folder, const GenerationConfig& defaults, int64_t vocab);
+
 // Every id that ends an answer: generation_config, config, and the named special when the tokenizer has it.
 std::vector<int32_t> stop_ids(const Config& config, const GenerationConfig& generation, const Tokenizer& tokenizer,
                               std::string_view end_token);

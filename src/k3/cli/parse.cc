@@ -3,6 +3,7 @@
 
 #include <CLI/CLI.hpp>
 #include <csignal>
+#include <cstdint>
 #include <cstdio>
 #include <new>
 #include <sstream>
@@ -17,6 +18,10 @@
 
 namespace k3::cli {
 namespace {
+
+// Limits are given as ranges: the messages of CLI11's PositiveNumber print the largest double.
+constexpr int64_t kMostTokens = int64_t{1} << 24;
+constexpr int64_t kMostShards = 99999;  // the names of the files have five digits
 
 constexpr const char* kModelHelp = "Model folder in the released Hugging Face layout, or its config.json";
 
@@ -50,19 +55,21 @@ void add_sampling(CLI::App& app, SamplingOptions& o) {
   app.add_option("--top-p", o.top_p, "Keep the most likely tokens up to this total probability")
       ->check(CLI::Range(0.0, 1.0))
       ->group(group);
-  app.add_option("--top-k", o.top_k, "Keep the k most likely tokens (0: all)")->check(CLI::NonNegativeNumber)->group(group);
+  app.add_option("--top-k", o.top_k, "Keep the k most likely tokens (0: all)")
+      ->check(CLI::Range(0, INT32_MAX))
+      ->group(group);
   app.add_option("--min-p", o.min_p, "Drop tokens below this fraction of the best probability")
       ->check(CLI::Range(0.0, 1.0))
       ->group(group);
   app.add_option("--repetition-penalty", o.repetition_penalty, "Above 1 discourages tokens already in the text")
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Range(0.001, 1000.0))
       ->group(group);
   app.add_option("--presence-penalty", o.presence_penalty, "-2 to 2, for tokens already generated")
       ->check(CLI::Range(-2.0, 2.0))
       ->group(group);
   app.add_option("--seed", o.seed, "Same seed, same answer")->group(group);
   app.add_option("-n,--max-tokens", o.max_tokens, "Longest answer in tokens (default: until it ends or the context is full)")
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Range(int64_t{1}, int64_t{INT32_MAX}))
       ->group(group);
   app.add_option("--stop", o.stop, "End the answer at this text (may be given several times)")->group(group);
 }
@@ -161,8 +168,9 @@ void add_look_commands(CLI::App& app, AllOptions& o, Status& status) {
   logits->add_option("--ids", o.logits.ids, "Token ids: 1,2,3 or @file")->required();
   logits->add_option("--out", o.logits.out, "The .npy file to write")->required();
   logits
-      ->add_option("--chunk", o.logits.split, "Feed the prompt in chunks of N tokens (default: whole, up to 512 at a time)")
-      ->check(CLI::PositiveNumber);
+      ->add_option("--chunk", o.logits.split,
+                   "Feed the prompt in chunks of N tokens (default: whole, up to 512 at a time; at most 4096)")
+      ->check(CLI::Range(int64_t{1}, int64_t{INT32_MAX}));
   add_json(*logits, o.logits.json);
   add_compute(*logits, o.logits.compute);
   bind(logits, status, o.logits, logits_command);
@@ -183,12 +191,13 @@ void add_look_commands(CLI::App& app, AllOptions& o, Status& status) {
   add_model(*bench, o.bench.model);
   bench->add_option("--prefill", o.bench.prefill, "Prompt lengths (default 128,512)")
       ->delimiter(',')
-      ->check(CLI::PositiveNumber);
-  bench->add_option("--decode", o.bench.decode, "Tokens decoded one by one (default 64)")->check(CLI::PositiveNumber);
+      ->check(CLI::Range(int64_t{1}, kMostTokens));
+  bench->add_option("--decode", o.bench.decode, "Tokens decoded one by one (default 64)")
+      ->check(CLI::Range(int64_t{1}, kMostTokens));
   bench->add_option("--depth", o.bench.depth, "Tokens in the cache before decoding (default 0: one)")
-      ->check(CLI::NonNegativeNumber);
+      ->check(CLI::Range(int64_t{0}, kMostTokens));
   bench->add_option("-r,--repeats", o.bench.repeats, "Runs of each test; the median is shown (default 3)")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(int64_t{1}, int64_t{1000}));
   add_json(*bench, o.bench.json);
   add_compute(*bench, o.bench.compute);
   bind(bench, status, o.bench, bench_command);
@@ -206,7 +215,8 @@ void add_make_commands(CLI::App& app, AllOptions& o, Status& status) {
   init->add_option("--set", o.init.set,
                    "field=value by field name or dotted path; lowering num_hidden_layers trims both layer lists");
   init->add_option("--seed", o.init.seed, "Random seed (default 0)");
-  init->add_option("--shards", o.init.shards, "Number of weight files (default 1)")->check(CLI::PositiveNumber);
+  init->add_option("--shards", o.init.shards, "Number of weight files (default 1)")
+      ->check(CLI::Range(int64_t{1}, kMostShards));
   init->add_flag("--no-vision", o.init.no_vision, "Leave the vision tower out");
   init->add_flag("--force", o.init.force, "Write into a folder that already holds a model");
   init->add_option("-t,--threads", o.init.threads, "Worker threads")->check(CLI::Range(1, 1024));
@@ -222,7 +232,7 @@ void add_make_commands(CLI::App& app, AllOptions& o, Status& status) {
   convert->add_option("--trunk", o.convert.trunk, "Dtype of all other matrices and norms: bf16, f16, f32")
       ->check(CLI::IsMember({"keep", "bf16", "f16", "f32"}));
   convert->add_option("--shards", o.convert.shards, "Number of weight files (default: as the source)")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(int64_t{1}, kMostShards));
   convert->add_flag("--force", o.convert.force, "Write into a folder that already holds a model");
   bind(convert, status, o.convert, convert_command);
 }

@@ -12,7 +12,9 @@ namespace {
 using config::Document;
 using config::FieldReader;
 
-constexpr int64_t kMost = 0x7FFFFFFF;          // of any width or count: products of two stay far from overflow
+constexpr int64_t kMost = 0x7FFFFFFF;          // of any id, position or list entry
+constexpr int64_t kMostWidth = 1 << 24;        // of a width or count: every product of two that the model forms fits
+constexpr int64_t kMostMergeSide = 256;        // of the vision merge kernel, which multiplies a width twice
 constexpr int64_t kMostLayers = 1 << 16;       // the per-layer list is allocated from it
 constexpr int64_t kMostConvTaps = 8;           // what the convolution kernels unroll
 constexpr int64_t kMostResBlocks = 1024;       // what the AttnRes kernel mixes
@@ -80,7 +82,7 @@ class ConfigParser {
 
   void read_sizes() {
     c_.vocab_size = text_.count("vocab_size", 1, kMost);
-    c_.hidden_size = text_.count("hidden_size", 1, kMost);
+    c_.hidden_size = text_.count("hidden_size", 1, kMostWidth);
     c_.num_hidden_layers = text_.count("num_hidden_layers", 1, kMostLayers);
     c_.bos_token_id = token_id("bos_token_id");
     c_.eos_token_id = token_id("eos_token_id");
@@ -123,26 +125,26 @@ class ConfigParser {
   }
 
   void read_attention() {
-    c_.num_attention_heads = text_.count("num_attention_heads", 1, kMost);
-    const int64_t kv_heads = text_.count_or("num_key_value_heads", c_.num_attention_heads, 1, kMost);
+    c_.num_attention_heads = text_.count("num_attention_heads", 1, kMostWidth);
+    const int64_t kv_heads = text_.count_or("num_key_value_heads", c_.num_attention_heads, 1, kMostWidth);
     if (kv_heads != c_.num_attention_heads) {
       refuse(Code::unsupported, text_, "num_key_value_heads",
              "is {}, num_attention_heads is {}; latent attention has one key head "
              "per query head",
              kv_heads, c_.num_attention_heads);
     }
-    c_.q_lora_rank = text_.maybe_count("q_lora_rank", 1, kMost);
-    c_.kv_lora_rank = text_.count("kv_lora_rank", 1, kMost);
-    c_.qk_nope_head_dim = text_.count("qk_nope_head_dim", 1, kMost);
-    c_.qk_rope_head_dim = text_.count("qk_rope_head_dim", 0, kMost);
-    c_.v_head_dim = text_.count("v_head_dim", 1, kMost);
+    c_.q_lora_rank = text_.maybe_count("q_lora_rank", 1, kMostWidth);
+    c_.kv_lora_rank = text_.count("kv_lora_rank", 1, kMostWidth);
+    c_.qk_nope_head_dim = text_.count("qk_nope_head_dim", 1, kMostWidth);
+    c_.qk_rope_head_dim = text_.count("qk_rope_head_dim", 0, kMostWidth);
+    c_.v_head_dim = text_.count("v_head_dim", 1, kMostWidth);
     c_.mla_use_output_gate = text_.maybe_bool("mla_use_output_gate");
     expect_bool(text_, "mla_use_nope", true);
   }
 
   void read_moe() {
     const int64_t layers = c_.num_hidden_layers;
-    const auto experts = text_.maybe_count("num_experts", 1, kMost);
+    const auto experts = text_.maybe_count("num_experts", 1, kMostWidth);
     c_.first_k_dense_replace = text_.count_or("first_k_dense_replace", experts ? 0 : layers, 0, kMost);
     c_.moe_layer_freq = text_.count_or("moe_layer_freq", 1, 1, kMost);
     if (c_.first_k_dense_replace > layers) {
@@ -153,17 +155,17 @@ class ConfigParser {
     int64_t moe_layers = 0;
     for (int64_t i = 0; i < layers; ++i) moe_layers += c_.is_moe(i);
     if (moe_layers < layers || text_.has("intermediate_size"))
-      c_.intermediate_size = text_.count("intermediate_size", 1, kMost);
+      c_.intermediate_size = text_.count("intermediate_size", 1, kMostWidth);
     if (moe_layers == 0 && !experts) return;
-    c_.num_experts = text_.count("num_experts", 1, kMost);
-    c_.num_experts_per_token = text_.count("num_experts_per_token", 1, kMost);
+    c_.num_experts = text_.count("num_experts", 1, kMostWidth);
+    c_.num_experts_per_token = text_.count("num_experts_per_token", 1, kMostWidth);
     if (c_.num_experts_per_token > c_.num_experts) {
       refuse(Code::corrupt, text_, "num_experts_per_token", "is {}, num_experts is {}", c_.num_experts_per_token,
              c_.num_experts);
     }
-    c_.num_shared_experts = text_.count_or("num_shared_experts", 0, 0, kMost);
-    c_.moe_intermediate_size = text_.count("moe_intermediate_size", 1, kMost);
-    c_.routed_expert_hidden_size = text_.maybe_count("routed_expert_hidden_size", 1, kMost);
+    c_.num_shared_experts = text_.count_or("num_shared_experts", 0, 0, kMostWidth);
+    c_.moe_intermediate_size = text_.count("moe_intermediate_size", 1, kMostWidth);
+    c_.routed_expert_hidden_size = text_.maybe_count("routed_expert_hidden_size", 1, kMostWidth);
     c_.latent_moe_use_norm = text_.maybe_bool("latent_moe_use_norm");
     read_router();
   }
@@ -183,8 +185,8 @@ class ConfigParser {
       refuse(Code::not_found, text_, "linear_attn_config", "is missing: it says which layers are KDA");
       return;
     }
-    c_.kda_num_heads = linear->count("num_heads", 1, kMost);
-    c_.kda_head_dim = linear->count("head_dim", 1, kMost);
+    c_.kda_num_heads = linear->count("num_heads", 1, kMostWidth);
+    c_.kda_head_dim = linear->count("head_dim", 1, kMostWidth);
     c_.short_conv_kernel_size = linear->count_or("short_conv_kernel_size", 4, 2, kMostConvTaps);
     c_.use_full_rank_gate = linear->maybe_bool("use_full_rank_gate").value_or(false);
     c_.gate_lower_bound = linear->maybe_number("gate_lower_bound");
@@ -269,7 +271,7 @@ class ConfigParser {
     if (!vision) return;
     VisionConfig v;
     const auto count = [&vision](std::string_view field, int64_t* value) {
-      *value = vision->count_or(field, *value, 1, kMost);
+      *value = vision->count_or(field, *value, 1, kMostWidth);
     };
     count("patch_size", &v.patch_size);
     count("init_pos_emb_height", &v.init_pos_emb_height);
@@ -285,7 +287,7 @@ class ConfigParser {
     v.text_hidden_size = c_.hidden_size;
     count("text_hidden_size", &v.text_hidden_size);
     v.projector_ln_eps = positive(*vision, "projector_ln_eps").value_or(v.projector_ln_eps);
-    if (const auto merge = vision->maybe_counts("merge_kernel_size", 1, kMost)) {
+    if (const auto merge = vision->maybe_counts("merge_kernel_size", 1, kMostMergeSide)) {
       if (merge->size() == 2) {
         v.merge_height = (*merge)[0];
         v.merge_width = (*merge)[1];

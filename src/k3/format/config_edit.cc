@@ -1,6 +1,10 @@
 #include "k3/format/config_edit.h"
 
+#include <algorithm>
+#include <iterator>
 #include <nlohmann/json.hpp>
+#include <string_view>
+#include <vector>
 
 namespace k3 {
 namespace {
@@ -19,16 +23,50 @@ Json& text_config(Json& root) {
   return root.contains("text_config") && root["text_config"].is_object() ? root["text_config"] : root;
 }
 
-// The object that holds `name`, searched in the order people mean it; null when none does.
-Json* owner_of(Json& root, const std::string& name) {
+// Fields that a config may leave out, so that a bare name can add them. Others need a path: a mistyped name would
+// otherwise become a field that nothing reads.
+// clang-format off
+constexpr std::string_view kOptional[] = {
+    "activation_situ_beta", "activation_situ_linear_beta", "attn_res_block_size", "bos_token_id", "eos_token_id",
+    "first_k_dense_replace", "gate_lower_bound", "initializer_range", "intermediate_size", "latent_moe_use_norm",
+    "max_position_embeddings", "media_placeholder_token_id", "mla_use_output_gate", "moe_intermediate_size",
+    "moe_layer_freq", "moe_renormalize", "num_experts", "num_experts_per_token", "num_key_value_heads",
+    "num_nextn_predict_layers", "num_shared_experts", "pad_token_id", "q_lora_rank", "quantization_config",
+    "routed_expert_hidden_size", "routed_scaling_factor", "short_conv_kernel_size", "tie_word_embeddings",
+    "use_full_rank_gate"};
+// clang-format on
+
+// The objects to change for `name`: the text model or the top level; both where they agree (the released config states
+// bos_token_id, dtype, ... twice); else the first of the inner objects that has it.
+std::vector<Json*> owners_of(Json& root, const std::string& name) {
   Json& text = text_config(root);
-  if (text.contains(name)) return &text;
+  std::vector<Json*> owners;
+  if (text.contains(name)) owners.push_back(&text);
+  const bool again = &text != &root && root.contains(name);
+  if (again && (owners.empty() || root[name] == text[name])) owners.push_back(&root);
+  if (!owners.empty()) return owners;
   for (const char* inner : {"linear_attn_config", "vision_config"}) {
     for (Json* outer : {&text, &root}) {
-      if (outer->contains(inner) && (*outer)[inner].is_object() && (*outer)[inner].contains(name)) return &(*outer)[inner];
+      if (outer->contains(inner) && (*outer)[inner].is_object() && (*outer)[inner].contains(name)) return {&(*outer)[inner]};
     }
   }
-  return root.contains(name) ? &root : nullptr;
+  return {};
+}
+
+Status set_by_name(Json& root, const std::string& name, const Json& value) {
+  std::vector<Json*> owners = owners_of(root, name);
+  if (owners.empty()) {
+    if (std::find(std::begin(kOptional), std::end(kOptional), name) == std::end(kOptional)) {
+      return fail(Code::invalid_argument, "no field '{}' in this config; check the spelling, or name a new one by its path",
+                  name);
+    }
+    const bool linear = name == "gate_lower_bound" || name == "short_conv_kernel_size" || name == "use_full_rank_gate";
+    Json& text = text_config(root);
+    owners.push_back(linear ? &text["linear_attn_config"] : &text);
+    if (!owners.front()->is_object()) return fail(Code::invalid_argument, "'{}' needs a linear_attn_config", name);
+  }
+  for (Json* owner : owners) (*owner)[name] = value;
+  return {};
 }
 
 Result<Json*> resolve_path(Json& root, std::string_view path) {
@@ -83,12 +121,7 @@ Result<std::string> edit_config(std::string_view json, std::span<const std::stri
       K3_TRY_ASSIGN(Json* const target, resolve_path(root, name));
       *target = value;
     } else {
-      Json* owner = owner_of(root, name);
-      // The released config states some facts twice (bos_token_id, dtype, ...): what agreed goes on agreeing.
-      const bool twice =
-          owner == &text_config(root) && owner != &root && root.contains(name) && root[name] == (*owner)[name];
-      if (twice) root[name] = value;
-      (owner != nullptr ? *owner : text_config(root))[name] = value;
+      K3_TRY(set_by_name(root, name, value));
     }
     layers_changed |= name == "num_hidden_layers" || name.ends_with(".num_hidden_layers");
   }

@@ -16,8 +16,9 @@
 namespace k3 {
 
 // Each assignment is "field=value" or "dotted.path=value"; the value is JSON, or else taken as a string. A bare
-// name means the field of that name wherever the config has it (text_config, linear_attn_config, ...); a name the
-// config lacks is added to the text config. Lowering num_hidden_layers trims both layer lists.
+// name means the field of that name wherever the config has it (text_config and top level alike, then
+// linear_attn_config, vision_config); of names the config lacks only those of its optional fields are added, to the
+// text config. Lowering num_hidden_layers trims both layer lists.
 Result<std::string> edit_config(std::string_view json, std::span<const std::string> assignments);
 
 // Drops vision_config and the vision fields of the top level.

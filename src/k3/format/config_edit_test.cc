@@ -22,13 +22,27 @@ json edited(const std::vector<std::string>& assignments) {
 
 TEST(ConfigEdit, FindsFieldsByNameAndPath) {
   const json j = edited({"hidden_size=96", "num_heads=2", "linear_attn_config.head_dim=32", "text_config.hidden_act=situ",
-                         "vision_config.patch_size=16", "new_field=[1,2]"});
+                         "vision_config.patch_size=16", "text_config.new_field=[1,2]", "gate_lower_bound=-3"});
   EXPECT_EQ(j["text_config"]["hidden_size"], 96);
   EXPECT_EQ(j["text_config"]["linear_attn_config"]["num_heads"], 2);
   EXPECT_EQ(j["text_config"]["linear_attn_config"]["head_dim"], 32);
   EXPECT_EQ(j["text_config"]["hidden_act"], "situ");
   EXPECT_EQ(j["vision_config"]["patch_size"], 16);
+  EXPECT_EQ(j["text_config"]["linear_attn_config"]["gate_lower_bound"], -3);
   EXPECT_EQ(j["text_config"]["new_field"], json::parse("[1,2]"));
+}
+
+TEST(ConfigEdit, ChangesAFieldWhereverItStands) {
+  constexpr const char* kTwice = R"({"bos_token_id":7,"text_config":{"bos_token_id":7}})";
+  const json j = json::parse(edit_config(kTwice, std::vector<std::string>{"bos_token_id=1"}).value());
+  EXPECT_EQ(j["bos_token_id"], 1);
+  EXPECT_EQ(j["text_config"]["bos_token_id"], 1);
+}
+
+TEST(ConfigEdit, RefusesAMistypedName) {
+  const auto out = edit_config(kNested, std::vector<std::string>{"hiden_size=96"});
+  ASSERT_FALSE(out.ok());
+  EXPECT_NE(out.error().message.find("'hiden_size'"), std::string::npos);
 }
 
 TEST(ConfigEdit, LoweringLayersTrimsBothLists) {

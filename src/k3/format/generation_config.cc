@@ -41,6 +41,7 @@ Result<GenerationConfig> load_generation_config(const std::string& folder) {
   K3_TRY_ASSIGN(out.temperature, number(root, path, "temperature"));
   K3_TRY_ASSIGN(out.top_p, number(root, path, "top_p"));
   K3_TRY_ASSIGN(const std::optional<double> top_k, number(root, path, "top_k"));
+  if (top_k && !(*top_k >= 0 && *top_k <= INT32_MAX)) return fail(Code::corrupt, "{}: top_k is {}", path, *top_k);
   if (top_k) out.top_k = static_cast<int64_t>(*top_k);
   return out;
 }

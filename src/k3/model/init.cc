@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "k3/base/rng.h"
+#include "k3/model/summary.h"
 #include "k3/ops/mxfp4/mxfp4.h"
 
 namespace k3 {
@@ -97,6 +98,7 @@ std::vector<std::vector<TensorSpec>> shard_plan(const std::vector<ParamTensor>& 
 
 Status write_random_checkpoint(const Config& config, const std::string& folder, uint64_t seed, int64_t shards,
                                ThreadPool& pool, const LoadProgress& progress) {
+  K3_TRY(check_sizes(config));
   std::vector<ParamTensor> tensors;
   int64_t total = 0;
   for_each_tensor(config, [&](const ParamTensor& t) {

@@ -12,6 +12,16 @@ int64_t state_elements(const Config& c) { return c.kda_num_heads * c.kda_head_di
 int64_t conv_elements(const Config& c) { return 3 * (c.short_conv_kernel_size - 1) * c.kda_width(); }
 int64_t latent_width(const Config& c) { return c.kv_lora_rank + c.qk_rope_head_dim; }
 
+// The latents of one layer, or an error where a wrapped product would give a small mapping.
+Result<int64_t> latent_bytes(const Config& c, int64_t sequences, int64_t ctx_tokens, int64_t element) {
+  int64_t rows = 0, bytes = 0;
+  if (__builtin_mul_overflow(sequences, ctx_tokens, &rows) ||
+      __builtin_mul_overflow(rows, latent_width(c) * element, &bytes)) {
+    return fail(Code::exhausted, "no address space for {} sequences of {} tokens", sequences, ctx_tokens);
+  }
+  return bytes;
+}
+
 }  // namespace
 
 Result<SequencePool> SequencePool::create(const Config& config, ops::Policy policy, int64_t sequences, int64_t ctx_tokens) {
@@ -32,7 +42,8 @@ Result<SequencePool> SequencePool::create(const Config& config, ops::Policy poli
       K3_TRY_ASSIGN(layer.recurrent, Storage::allocate(sequences * state_elements(config) * 4));
       K3_TRY_ASSIGN(layer.conv, Storage::allocate(sequences * conv_elements(config) * element));
     } else {
-      K3_TRY_ASSIGN(layer.latents, Storage::reserve(sequences * ctx_tokens * latent_width(config) * element));
+      K3_TRY_ASSIGN(const int64_t bytes, latent_bytes(config, sequences, ctx_tokens, element));
+      K3_TRY_ASSIGN(layer.latents, Storage::reserve(bytes));
     }
   }
   return pool;

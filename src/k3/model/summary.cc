@@ -3,6 +3,9 @@
 namespace k3 {
 namespace {
 
+// About 8 times the tensors, and 300 times the weights, of the largest released model.
+constexpr double kMostTensors = 1 << 22, kMostParams = 1e15;
+
 int64_t product(const std::vector<int64_t>& dims) {
   int64_t n = 1;
   for (const int64_t d : dims) n *= d;
@@ -37,6 +40,30 @@ ComponentTotals totals_of(const Config& c, const ParamFamily& family) {
 }
 
 }  // namespace
+
+Status check_sizes(const Config& c) {
+  double tensors = 0, params = 0;  // in double: the products may be beyond any integer
+  for (const ParamFamily& family : param_table()) {
+    const auto count = static_cast<double>(occurrences(c, family));
+    if (count == 0) continue;
+    double values = count;
+    for (const int64_t d : family.shape(c)) values *= static_cast<double>(d);
+    tensors += family.store == ParamStore::expert && c.experts_mxfp4 ? 2 * count : count;
+    params += values;
+  }
+  if (tensors > kMostTensors || params > kMostParams) {
+    return fail(Code::unsupported,
+                "the config describes a model of {:.3g} tensors and {:.3g} parameters; at most {:.3g} "
+                "and {:.3g} are supported",
+                tensors, params, kMostTensors, kMostParams);
+  }
+  const double state = static_cast<double>(c.kda_width()) * static_cast<double>(c.kda_head_dim);
+  if (state > kMostParams) {
+    return fail(Code::unsupported, "linear_attn_config: {} heads of {} make a state of {:.3g} values a layer",
+                c.kda_num_heads, c.kda_head_dim, state);
+  }
+  return {};
+}
 
 ModelSummary summarise(const Config& c) {
   ModelSummary s;

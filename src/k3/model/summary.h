@@ -4,7 +4,8 @@
 //           FLOPs count a multiply-add as two.
 // Memory:   plain values.
 // Threads:  pure function.
-// Errors:   none: the config has been checked.
+// Errors:   check_sizes: unsupported for a model of more tensors or weights than can be counted here; every user of a
+//           config that has not been read before calls it first. summarise: none after that.
 // Source:   model.md 7.1-7.3.
 #pragma once
 
@@ -41,6 +42,9 @@ struct ModelSummary {
     return state_values_per_sequence * 4 + conv_values_per_sequence * conv_element_bytes;
   }
 };
+
+// A config of a few lines can ask for any number of tensors: this refuses, before anything is enumerated or allocated.
+Status check_sizes(const Config& config);
 
 ModelSummary summarise(const Config& config);
 

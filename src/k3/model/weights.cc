@@ -7,6 +7,7 @@
 #include "k3/base/memory.h"
 #include "k3/base/units.h"
 #include "k3/model/params.h"
+#include "k3/model/summary.h"
 
 namespace k3 {
 namespace {
@@ -336,7 +337,7 @@ void resolve_by_tensors(const Checkpoint& checkpoint, Config& config) {
     }
     if (config.is_moe(l)) {
       if (!config.latent_moe_use_norm) config.latent_moe_use_norm = has(ParamId::routed_norm);
-const std::string expert = param_name(config, ParamId::expert_w1, l, 0);
+      const std::string expert = param_name(config, ParamId::expert_w1, l, 0);
       if (checkpoint.contains(expert)) config.experts_mxfp4 = false;
       if (checkpoint.contains(expert + "_packed")) config.experts_mxfp4 = true;
     }
@@ -345,6 +346,7 @@ const std::string expert = param_name(config, ParamId::expert_w1, l, 0);
 
 Result<WeightSet> load_weights(const Checkpoint& checkpoint, const Config& config, ThreadPool& pool,
                                const LoadProgress& progress) {
+  K3_TRY(check_sizes(config));
   int64_t total = 0;
   for_each_tensor(config, [&](const ParamTensor& tensor) {
     const Component component = tensor.family->component;

@@ -8,9 +8,12 @@
 #include <map>
 
 #include "k3/base/file.h"
+#include "k3/model/convert.h"
 #include "k3/model/init.h"
 #include "k3/model/model.h"
 #include "k3/model/params.h"
+#include "k3/model/sequence.h"
+#include "k3/model/summary.h"
 
 namespace k3 {
 namespace {
@@ -198,6 +201,58 @@ TEST(Init, SameSeedSameBytesWhateverThreadsAndShards) {
     different += stored.bytes != c.at(name).bytes ? 1 : 0;
   }
   EXPECT_GT(different, static_cast<int64_t>(a.size()) / 2);
+}
+
+TEST(Weights, ModelBeyondMemoryIsRefusedBeforeReading) {
+  const Checkpoint checkpoint = Checkpoint::open(source("tests/data/oracle-models/k3-a")).value();
+  ThreadPool pool(1);
+  Config config = load_config(source("tests/data/configs/k3.json")).value();
+  config.vocab_size = 0x7FFFFFFF;  // 28 TB of embeddings: more than any machine of this test
+  config.hidden_size = 7168;
+  const auto weights = load_weights(checkpoint, config, pool, {});
+  ASSERT_FALSE(weights.ok());
+  EXPECT_EQ(weights.error().code, Code::exhausted);
+  EXPECT_NE(weights.error().message.find("memory"), std::string::npos) << weights.error().message;
+}
+
+// A few lines of JSON can ask for any number of tensors; nothing may be enumerated or allocated for them.
+TEST(Weights, AbsurdSizesAreRefusedBeforeAnythingIsCounted) {
+  const std::string folder = source("tests/data/oracle-models/k3-a");
+  const Checkpoint checkpoint = Checkpoint::open(folder).value();
+  ThreadPool pool(1);
+  const Config good = load_config(source("models/k3-mini/config.json")).value();
+  const auto refused = [&](const std::function<void(Config&)>& change) {
+    Config config = good;
+    change(config);
+    EXPECT_EQ(check_sizes(config).error().code, Code::unsupported);
+    EXPECT_EQ(load_weights(checkpoint, config, pool, {}).error().code, Code::unsupported);
+    EXPECT_EQ(write_random_checkpoint(config, scratch("absurd"), 0, 1, pool, {}).error().code, Code::unsupported);
+    EXPECT_EQ(convert_checkpoint(checkpoint, config, scratch("absurd"), {}, {}).error().code, Code::unsupported);
+  };
+  ASSERT_TRUE(check_sizes(good).ok());
+  refused([](Config& c) { c.num_experts = 1 << 24; });
+  refused([](Config& c) { c.kda_num_heads = c.kda_head_dim = 1 << 24; });
+  refused([](Config& c) { c.hidden_size = c.intermediate_size = c.kv_lora_rank = 1 << 24; });
+}
+
+TEST(Weights, CacheOfAWrappedSizeIsRefused) {
+  const Config config = load_config(source("models/k3-mini/config.json")).value();
+  for (const int64_t tokens : {int64_t{1} << 61, int64_t{1} << 62, (int64_t{1} << 60) + 1}) {
+    const auto pool = SequencePool::create(config, ops::Policy::bf16, 1, tokens);
+    ASSERT_FALSE(pool.ok()) << tokens;
+    EXPECT_EQ(pool.error().code, Code::exhausted);
+  }
+}
+
+TEST(Convert, TensorsThatDoNotFitTheConfigAreRefused) {
+  const std::string folder = source("models/k3-mini");
+  const Checkpoint checkpoint = Checkpoint::open(folder).value();
+  Config config = load_config(folder).value();
+  config.intermediate_size += 32;
+  const auto report = convert_checkpoint(checkpoint, config, scratch("unfit"), {}, {});
+  ASSERT_FALSE(report.ok());
+  EXPECT_EQ(report.error().code, Code::corrupt);
+  EXPECT_NE(report.error().message.find("the config asks for"), std::string::npos) << report.error().message;
 }
 
 }  // namespace
