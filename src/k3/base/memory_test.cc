@@ -14,7 +14,7 @@ namespace {
 class Memory : public testing::Test {
  protected:
   void SetUp() override {
-    root_ = testing::TempDir() + "k3_memory_test";
+    root_ = testing::TempDir() + "k3_memory_" + testing::UnitTest::GetInstance()->current_test_info()->name();
     std::filesystem::remove_all(root_);
   }
   void put(const std::string& path, const std::string& text) {

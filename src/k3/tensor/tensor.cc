@@ -3,10 +3,8 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <limits>
 
 #include "k3/base/units.h"
 
@@ -16,7 +14,6 @@ namespace {
 constexpr int64_t kAlign = 64;
 constexpr int64_t kHugePage = int64_t{2} << 20;
 constexpr int64_t kMinBlock = int64_t{1} << 20;
-constexpr int64_t kUnknown = std::numeric_limits<int64_t>::max();
 
 }  // namespace
 
