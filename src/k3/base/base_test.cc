@@ -138,7 +138,7 @@ TEST(Progress, LineFitsTheTerminal) {
   }
 }
 
-TEST(ThreadPool, IsSmallerWhereTheSystemGrantsNoMoreThreads) {
+TEST(ThreadPool, WorksWhereTheSystemGrantsFewerThreads) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "the sanitizer's shadow does not fit a limit on address space";
 #endif
@@ -149,7 +149,7 @@ TEST(ThreadPool, IsSmallerWhereTheSystemGrantsNoMoreThreads) {
     ThreadPool pool(1000);
     std::atomic<int> calls{0};
     pool.run([&](int) { ++calls; });
-    std::exit(pool.size() < 1000 && calls == pool.size() ? 0 : 1);
+    std::exit(calls == 1000 ? 0 : 1);
   };
   EXPECT_EXIT(limited(), testing::ExitedWithCode(0), "threads started");
 }

@@ -4,8 +4,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <condition_variable>
-#include <mutex>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -30,91 +28,107 @@ void pause() {
 #endif
 }
 
+// The region that last took this part; on a cache line of its own, since all threads write to them.
+struct alignas(64) Part {
+  std::atomic<uint64_t> claimed{0};
+
+  // True for one caller per region. A thread that comes late with the number of a finished region gets false, because that
+  // region's parts are all claimed.
+  bool claim(uint64_t region) {
+    uint64_t before = claimed.load(std::memory_order_relaxed);
+    return before < region && claimed.compare_exchange_strong(before, region, std::memory_order_acq_rel);
+  }
+};
+
 }  // namespace
 
+// A region has one part per worker. Every thread takes its own part first and then whatever nobody has begun, so a worker
+// that the system does not let run costs nothing but its help: on a busy machine the caller does the work itself.
 struct ThreadPool::Impl {
-  int size = 1;
+  explicit Impl(int threads) : parts(static_cast<size_t>(threads)) {}
+
+  std::vector<Part> parts;
   std::vector<std::thread> workers;
   const std::function<void(int)>* body = nullptr;
-  std::atomic<uint64_t> generation{0};
-  std::atomic<int> pending{0};
+  alignas(64) std::atomic<uint64_t> region{0};  // number of the newest region; workers wait for it to change
+  alignas(64) std::atomic<int> unfinished{0};   // parts of it that are not done; the caller waits for 0
   std::atomic<bool> stop{false};
-  std::mutex mutex;
-  std::condition_variable wake;
-  std::condition_variable done;
+
+  void take_parts(int first, uint64_t number) {
+    const int count = static_cast<int>(parts.size());
+    for (int i = 0; i < count; ++i) {
+      const int part = first + i < count ? first + i : first + i - count;
+      // Once a part is claimed the region cannot end before it is done, so body is the region's own.
+      if (!parts[static_cast<size_t>(part)].claim(number)) continue;
+      (*body)(part);
+      if (unfinished.fetch_sub(1, std::memory_order_acq_rel) == 1) unfinished.notify_one();
+    }
+  }
 
   void worker(int index) {
     uint64_t seen = 0;
     for (;;) {
-      uint64_t now = generation.load(std::memory_order_acquire);
+      uint64_t now = region.load(std::memory_order_acquire);
       for (int i = 0; now == seen && i < kSpins; ++i) {
         pause();
-        now = generation.load(std::memory_order_acquire);
+        now = region.load(std::memory_order_acquire);
       }
       if (now == seen) {
-        std::unique_lock lock(mutex);
-        wake.wait(lock, [&] { return generation.load(std::memory_order_acquire) != seen; });
-        now = generation.load(std::memory_order_acquire);
+        region.wait(seen, std::memory_order_acquire);
+        continue;
       }
       seen = now;
       if (stop.load(std::memory_order_acquire)) return;
-      (*body)(index);
-      if (pending.fetch_sub(1, std::memory_order_acq_rel) == 1) {
-        const std::lock_guard lock(mutex);
-        done.notify_one();
-      }
+      take_parts(index, now);
     }
   }
 };
 
-ThreadPool::ThreadPool(int threads) : impl_(std::make_unique<Impl>()) {
+ThreadPool::ThreadPool(int threads) : impl_(std::make_unique<Impl>(threads)) {
   K3_CHECK(threads >= 1, "thread pool of {} threads", threads);
-  // A system that grants no more threads (limits of users and containers) leaves a smaller pool.
+  // A system that grants no more threads (limits of users and containers): those that run take all parts.
   impl_->workers.reserve(static_cast<size_t>(threads - 1));
   try {
-    for (int i = 1; i < threads; ++i) impl_->workers.emplace_back([impl = impl_.get(), i] { impl->worker(i); });
+    for (int i = 1; i < threads; ++i) impl_->workers.emplace_back([this, i] { impl_->worker(i); });
   } catch (const std::system_error& e) {
     log_warn("{} of {} threads started: {}", impl_->workers.size() + 1, threads, e.what());
   }
-  impl_->size = static_cast<int>(impl_->workers.size()) + 1;
 }
 
 ThreadPool::~ThreadPool() {
-  {
-    const std::lock_guard lock(impl_->mutex);
-    impl_->stop.store(true, std::memory_order_release);
-    impl_->generation.fetch_add(1, std::memory_order_acq_rel);
-  }
-  impl_->wake.notify_all();
+  impl_->stop.store(true, std::memory_order_release);
+  impl_->region.fetch_add(1, std::memory_order_acq_rel);
+  impl_->region.notify_all();
   for (std::thread& worker : impl_->workers) worker.join();
 }
 
-int ThreadPool::size() const { return impl_->size; }
+int ThreadPool::size() const { return static_cast<int>(impl_->parts.size()); }
 
 void ThreadPool::run(const std::function<void(int)>& body) {
-  if (impl_->size == 1) {
+  if (size() == 1) {
     body(0);
     return;
   }
   impl_->body = &body;
-  impl_->pending.store(impl_->size - 1, std::memory_order_release);
-  {
-    const std::lock_guard lock(impl_->mutex);
-    impl_->generation.fetch_add(1, std::memory_order_acq_rel);
+  impl_->unfinished.store(size(), std::memory_order_relaxed);
+  const uint64_t number = impl_->region.fetch_add(1, std::memory_order_acq_rel) + 1;
+  impl_->region.notify_all();
+  impl_->take_parts(0, number);
+  int left = impl_->unfinished.load(std::memory_order_acquire);
+  for (int i = 0; left != 0 && i < kSpins; ++i) {
+    pause();
+    left = impl_->unfinished.load(std::memory_order_acquire);
   }
-  impl_->wake.notify_all();
-  body(0);
-  for (int i = 0; i < kSpins && impl_->pending.load(std::memory_order_acquire) != 0; ++i) pause();
-  if (impl_->pending.load(std::memory_order_acquire) != 0) {
-    std::unique_lock lock(impl_->mutex);
-    impl_->done.wait(lock, [&] { return impl_->pending.load(std::memory_order_acquire) == 0; });
+  while (left != 0) {
+    impl_->unfinished.wait(left, std::memory_order_acquire);
+    left = impl_->unfinished.load(std::memory_order_acquire);
   }
 }
 
 void ThreadPool::parallel_for(int64_t count, int64_t grain, const std::function<void(int64_t, int64_t)>& body) {
   if (count <= 0) return;
   const int64_t units = (count + grain - 1) / grain;
-  const int64_t parts = std::min<int64_t>(units, impl_->size);
+  const int64_t parts = std::min<int64_t>(units, size());
   if (parts <= 1) {
     body(0, count);
     return;
@@ -131,7 +145,7 @@ int available_threads() {
   cpu_set_t set;
   CPU_ZERO(&set);
   if (sched_getaffinity(0, sizeof(set), &set) == 0) return std::max(1, CPU_COUNT(&set));
-  return std::max(1U, std::thread::hardware_concurrency());
+  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
 
 }  // namespace k3

@@ -1,6 +1,7 @@
 // Purpose:  a pool of worker threads with static partition; the only threads that CPU ops use.
 // Threads:  run() is called from one thread at a time (the owner); workers spin a little, then park.
-//           The caller takes part as worker 0, so a pool of 1 starts no thread.
+//           The caller takes part as worker 0, so a pool of 1 starts no thread. A part that no worker has begun is taken
+//           by whoever is free, so a worker number says which part it is, not which thread runs it.
 #pragma once
 
 #include <cstdint>
@@ -11,14 +12,14 @@ namespace k3 {
 
 class ThreadPool {
  public:
-  explicit ThreadPool(int threads);  // >= 1; smaller when the system grants no more
+  explicit ThreadPool(int threads);  // >= 1; fewer run where the system grants fewer
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
   int size() const;
 
-  // Calls body(worker) once for every worker in [0, size()) and waits for all.
+  // Calls body(worker) once for every worker in [0, size()) and waits for all. Bodies must not wait for each other.
   void run(const std::function<void(int worker)>& body);
 
   // Splits [0, count) into at most size() contiguous ranges of whole `grain`s and calls body(begin, end) on

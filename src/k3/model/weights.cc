@@ -4,6 +4,7 @@
 #include <atomic>
 #include <mutex>
 
+#include "k3/base/memory.h"
 #include "k3/base/units.h"
 #include "k3/model/params.h"
 #include "k3/model/summary.h"
@@ -336,7 +337,9 @@ void resolve_by_tensors(const Checkpoint& checkpoint, Config& config) {
     }
     if (config.is_moe(l)) {
       if (!config.latent_moe_use_norm) config.latent_moe_use_norm = has(ParamId::routed_norm);
-      config.experts_mxfp4 = checkpoint.contains(param_name(config, ParamId::expert_w1, l, 0) + "_packed");
+      const std::string expert = param_name(config, ParamId::expert_w1, l, 0);
+      if (checkpoint.contains(expert)) config.experts_mxfp4 = false;
+      if (checkpoint.contains(expert + "_packed")) config.experts_mxfp4 = true;
     }
   }
 }
@@ -349,9 +352,11 @@ Result<WeightSet> load_weights(const Checkpoint& checkpoint, const Config& confi
     const Component component = tensor.family->component;
     if (component != Component::vision_tower && component != Component::projector) total += tensor.size_bytes();
   });
+  // Refused here with the numbers, rather than killed half-way by the system.
   if (const int64_t available = available_memory_bytes(); total > available) {
-    return fail(Code::exhausted, "the weights take {}, and {} of memory are available", format_bytes(total),
-                format_bytes(available));
+    return fail(Code::exhausted,
+                "the weights need {} of memory and {} are available; models larger than memory cannot be run yet",
+                format_bytes(total), format_bytes(available));
   }
   WeightSet set;
   set.layers.resize(static_cast<size_t>(config.num_hidden_layers));

@@ -3,10 +3,8 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <limits>
 
 #include "k3/base/units.h"
 
@@ -16,24 +14,6 @@ namespace {
 constexpr int64_t kAlign = 64;
 constexpr int64_t kHugePage = int64_t{2} << 20;
 constexpr int64_t kMinBlock = int64_t{1} << 20;
-constexpr int64_t kUnknown = std::numeric_limits<int64_t>::max();
-
-// The number after `key` in a text file of the kernel; kUnknown when it is not there ("max" is no number either).
-int64_t kernel_number(const char* path, const char* key) {
-  std::FILE* file = std::fopen(path, "re");
-  if (file == nullptr) return kUnknown;
-  int64_t value = kUnknown;
-  char line[256];
-  while (value == kUnknown && std::fgets(line, sizeof(line), file) != nullptr) {
-    const size_t length = std::strlen(key);
-    if (std::strncmp(line, key, length) != 0) continue;
-    char* end = nullptr;
-    const int64_t number = std::strtoll(line + length, &end, 10);
-    if (end != line + length) value = number;
-  }
-  std::fclose(file);
-  return value;
-}
 
 }  // namespace
 
@@ -140,20 +120,6 @@ Result<Storage> Storage::allocate(int64_t bytes) {
   out.data_.reset(static_cast<std::byte*>(memory));
   out.size_bytes_ = bytes;
   return out;
-}
-
-int64_t available_memory_bytes() {
-  constexpr int64_t kKib = 1024;
-  int64_t available = kernel_number("/proc/meminfo", "MemAvailable:");
-  if (available != kUnknown) {
-    const int64_t swap = kernel_number("/proc/meminfo", "SwapFree:");
-    available = (available + (swap == kUnknown ? 0 : swap)) * kKib;
-  }
-  const int64_t limit = kernel_number("/sys/fs/cgroup/memory.max", "");
-  const int64_t used = kernel_number("/sys/fs/cgroup/memory.current", "");
-  const int64_t cached = kernel_number("/sys/fs/cgroup/memory.stat", "file ");  // page cache, given back under pressure
-  if (limit == kUnknown || used == kUnknown) return available;
-  return std::min(available, std::max<int64_t>(0, limit - used + (cached == kUnknown ? 0 : cached)));
 }
 
 void* Workspace::bytes(int64_t count) {

@@ -76,10 +76,6 @@ class Storage {
   int64_t size_bytes_ = 0;
 };
 
-// Memory that can be taken now without killing anyone: free and reclaimable memory and swap of the machine, less where a
-// container's limit leaves less. The largest int64_t when the system does not say.
-int64_t available_memory_bytes();
-
 // Scratch memory of a step: a bump allocator that keeps its blocks, so a second step of the same size allocates
 // nothing. Not thread safe: ops take what they need before they enter a parallel region.
 class Workspace {

@@ -1,0 +1,10 @@
+# `cpack --config build/release/CPackConfig.cmake` makes k3_<version>_amd64.deb; needed packages are read off the binary.
+set(CPACK_GENERATOR DEB)
+set(CPACK_PACKAGE_NAME k3)
+set(CPACK_PACKAGE_CONTACT "the k3 authors")
+set(CPACK_PACKAGE_DESCRIPTION_SUMMARY ${PROJECT_DESCRIPTION})
+set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
+set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
+set(CPACK_DEBIAN_PACKAGE_SECTION science)
+set(CPACK_RESOURCE_FILE_LICENSE ${CMAKE_SOURCE_DIR}/LICENSE)
+include(CPack)
