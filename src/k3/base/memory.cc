@@ -34,27 +34,30 @@ int64_t system_available(const std::string& root) {
   return kUnknown;
 }
 
-// The page cache of a group counts as used, but the system takes it back before it kills anyone: without this a group
-// that has just read (or downloaded) a checkpoint would have no room for it.
-int64_t page_cache(const std::string& folder) {
-  std::ifstream in(folder + "/memory.stat");
+// "file 4096" of a memory.stat: page cache counts as used but is given back under pressure.
+int64_t cached(const std::string& path, const std::string& key) {
+  std::ifstream in(path);
   std::string name;
-  int64_t value = 0, own = 0, total = -1;
+  int64_t value = 0;
   while (in >> name >> value) {
-    if (name == "inactive_file" || name == "active_file") own += value;
-    // v1 gives the group's own pages under the short names; its usage counts those of the groups below it too.
-    if (name == "total_inactive_file" || name == "total_active_file") total = std::max<int64_t>(total, 0) + value;
+    if (name == key) return value;
   }
-  return total >= 0 ? total : own;
+  return 0;
 }
 
+struct GroupFiles {
+  const char *limit, *usage, *cache_key;
+};
+
 // Room of one control group and all groups above it.
-int64_t room_upwards(const std::string& mount, std::string group, const char* limit_file, const char* usage_file) {
+int64_t room_upwards(const std::string& mount, std::string group, const GroupFiles& files) {
   int64_t room = kUnknown;
   for (;;) {
-    const std::string folder = mount + group;
-    const auto limit = read_number(folder + "/" + limit_file), usage = read_number(folder + "/" + usage_file);
-    if (limit && usage) room = std::min(room, std::clamp<int64_t>(*limit - *usage + page_cache(folder), 0, *limit));
+    const std::string folder = mount + group + "/";
+    const auto limit = read_number(folder + files.limit), usage = read_number(folder + files.usage);
+    if (limit && usage) {
+      room = std::min(room, std::max<int64_t>(0, *limit - *usage + cached(folder + "memory.stat", files.cache_key)));
+    }
     const size_t slash = group.rfind('/');
     if (group.empty() || slash == std::string::npos) return room;
     group.resize(slash);
@@ -73,10 +76,10 @@ int64_t group_available(const std::string& root) {
     std::string group = line.substr(second + 1);
     if (group == "/") group.clear();
     if (controllers.empty()) {
-      room = std::min(room, room_upwards(root + "/sys/fs/cgroup", group, "memory.max", "memory.current"));
+      room = std::min(room, room_upwards(root + "/sys/fs/cgroup", group, {"memory.max", "memory.current", "file"}));
     } else if (("," + controllers + ",").find(",memory,") != std::string::npos) {
-      room = std::min(room,
-                      room_upwards(root + "/sys/fs/cgroup/memory", group, "memory.limit_in_bytes", "memory.usage_in_bytes"));
+      room = std::min(room, room_upwards(root + "/sys/fs/cgroup/memory", group,
+                                         {"memory.limit_in_bytes", "memory.usage_in_bytes", "total_cache"}));
     }
   }
   return room;

@@ -86,10 +86,10 @@ struct ThreadPool::Impl {
 
 ThreadPool::ThreadPool(int threads) : impl_(std::make_unique<Impl>(threads)) {
   K3_CHECK(threads >= 1, "thread pool of {} threads", threads);
-  // A system that grants no more threads (limits of users and containers): those that run take all parts.
+  // A system that grants no more threads (limits of users and containers) leaves fewer helpers; the parts stay.
   impl_->workers.reserve(static_cast<size_t>(threads - 1));
   try {
-    for (int i = 1; i < threads; ++i) impl_->workers.emplace_back([this, i] { impl_->worker(i); });
+    for (int i = 1; i < threads; ++i) impl_->workers.emplace_back([impl = impl_.get(), i] { impl->worker(i); });
   } catch (const std::system_error& e) {
     log_warn("{} of {} threads started: {}", impl_->workers.size() + 1, threads, e.what());
   }

@@ -12,7 +12,7 @@ namespace k3 {
 
 class ThreadPool {
  public:
-  explicit ThreadPool(int threads);  // >= 1; fewer run where the system grants fewer
+  explicit ThreadPool(int threads);  // >= 1; works with fewer when the system grants no more
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
