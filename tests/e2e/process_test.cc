@@ -226,9 +226,9 @@ TEST(FullDisk, OutputFoldersAreErrorsToo) {
 
 TEST(Memory, ThatIsNotThereIsAnError) {
   Spawn spawn = k3_spawn({});
-  // 55 GB of cache under a limit of 4 GB.
+  // 58 GB of cache under a limit of 4 GB.
   spawn.argv = {"/bin/bash", "-c",
-                "ulimit -v 4000000; exec \"$0\" bench \"$1\" --prefill 16000000 --decode 1 -r 1 -t 1", K3_BINARY,
+                "ulimit -v 4000000; exec \"$0\" bench \"$1\" --prefill 16777216 --decode 1 -r 1 -t 1", K3_BINARY,
                 kMini};
   const Outcome o = run_process(spawn);
   EXPECT_EQ(o.code, 6) << o.err;

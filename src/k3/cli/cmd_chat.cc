@@ -179,10 +179,13 @@ class Chat {
   Chat(ChatSession& session, const ChatOptions& options, GenerateOptions generation)
       : session_(session), options_(options), generation_(std::move(generation)), colour_(use_colour(STDOUT_FILENO)) {
     generation_.stop = &g_stop;
+    first_seed_ = generation_.sampling.seed;
   }
 
   void answer(const std::string& line) {
     g_stop = false;
+    // Each turn draws anew (asking again gives another answer), and the same --seed the same conversation.
+    generation_.sampling.seed = first_seed_ + turns_++;
     bool reasoning = false, any = false;
     const auto turn = session_.send(line, generation_, options_.sampling.stop, [&](const ChatEvent& event) {
       const bool thinks = event.kind == ChatEvent::Kind::reasoning;
@@ -293,6 +296,7 @@ class Chat {
   ChatSession& session_;
   const ChatOptions& options_;
   GenerateOptions generation_;
+  uint64_t first_seed_ = 0, turns_ = 0;
   bool colour_;
 };
 

@@ -1,6 +1,7 @@
 #include "k3/model/convert.h"
 
 #include <algorithm>
+#include <cmath>
 #include <unordered_map>
 
 #include "k3/model/init.h"
@@ -173,6 +174,14 @@ Status pass_through(const Checkpoint& checkpoint, const Source& s, CheckpointWri
 Status write_recast(const Checkpoint& checkpoint, const Source& s, DType dtype, CheckpointWriter& writer) {
   std::vector<float> values;
   K3_TRY(as_floats(checkpoint, s, values));
+  if (dtype == DType::f16) {
+    constexpr float kOver = 65520.0F;  // the least magnitude that rounds to infinity
+    const auto bad = std::find_if(values.begin(), values.end(), [](float v) { return !(std::abs(v) < kOver); });
+    if (bad != values.end()) {
+      return fail(Code::invalid_argument, "tensor '{}': value {} at index {} does not fit F16 (largest magnitude 65504)",
+                  s.name, *bad, bad - values.begin());
+    }
+  }
   Bytes out(values.size() * static_cast<size_t>(dtype_bytes(dtype)));
   convert_from_float(values.data(), dtype, static_cast<int64_t>(values.size()), out.data());
   return writer.append(s.name, out);

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstring>
 #include <filesystem>
 #include <functional>
 #include <map>
@@ -203,18 +205,6 @@ TEST(Init, SameSeedSameBytesWhateverThreadsAndShards) {
   EXPECT_GT(different, static_cast<int64_t>(a.size()) / 2);
 }
 
-TEST(Weights, ModelBeyondMemoryIsRefusedBeforeReading) {
-  const Checkpoint checkpoint = Checkpoint::open(source("tests/data/oracle-models/k3-a")).value();
-  ThreadPool pool(1);
-  Config config = load_config(source("tests/data/configs/k3.json")).value();
-  config.vocab_size = 0x7FFFFFFF;  // 28 TB of embeddings: more than any machine of this test
-  config.hidden_size = 7168;
-  const auto weights = load_weights(checkpoint, config, pool, {});
-  ASSERT_FALSE(weights.ok());
-  EXPECT_EQ(weights.error().code, Code::exhausted);
-  EXPECT_NE(weights.error().message.find("memory"), std::string::npos) << weights.error().message;
-}
-
 // A few lines of JSON can ask for any number of tensors; nothing may be enumerated or allocated for them.
 TEST(Weights, AbsurdSizesAreRefusedBeforeAnythingIsCounted) {
   const std::string folder = source("tests/data/oracle-models/k3-a");
@@ -253,6 +243,28 @@ TEST(Convert, TensorsThatDoNotFitTheConfigAreRefused) {
   ASSERT_FALSE(report.ok());
   EXPECT_EQ(report.error().code, Code::corrupt);
   EXPECT_NE(report.error().message.find("the config asks for"), std::string::npos) << report.error().message;
+}
+
+TEST(Convert, ValuesBeyondF16AreRefused) {
+  const std::string from = source("tests/data/oracle-models/k3-a"), folder = scratch("beyond_f16");
+  Tensors tensors = read_all(from);
+  const auto it = std::find_if(tensors.begin(), tensors.end(), [](const auto& t) {
+    return t.first.ends_with("mlp.gate_proj.weight") && t.second.spec.dtype == DType::bf16;
+  });
+  ASSERT_NE(it, tensors.end());
+  const uint16_t large = float_to_bf16(131072.0F);
+  std::memcpy(it->second.bytes.data() + 2, &large, 2);
+  write_all(tensors, folder);
+  std::filesystem::copy_file(from + "/config.json", folder + "/config.json");
+  const Checkpoint checkpoint = Checkpoint::open(folder).value();
+  Config config = load_config(folder).value();
+  resolve_by_tensors(checkpoint, config);
+  ConvertOptions options;
+  options.trunk = DType::f16;
+  const auto report = convert_checkpoint(checkpoint, config, scratch("f16"), options, {});
+  ASSERT_FALSE(report.ok());
+  EXPECT_EQ(report.error().code, Code::invalid_argument);
+  EXPECT_NE(report.error().message.find("131072"), std::string::npos) << report.error().message;
 }
 
 }  // namespace
