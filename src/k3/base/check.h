@@ -9,6 +9,10 @@
 
 namespace k3 {
 
+// Memory that no caller can do without is not there: says what for and ends the program with the exit code of exhaustion.
+// Only for scratch inside a step, where no Result can be returned; everything sized beforehand uses Result.
+[[noreturn]] void end_exhausted(const std::string& what);
+
 [[noreturn]] void check_failed(const char* file, int line, const char* condition, const std::string& message);
 
 }  // namespace k3

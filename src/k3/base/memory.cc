@@ -34,19 +34,20 @@ int64_t system_available(const std::string& root) {
   return kUnknown;
 }
 
-// "file 4096" of a memory.stat: page cache counts as used but is given back under pressure.
-int64_t cached(const std::string& path, const std::string& key) {
+// Page cache counts as used but is given back under pressure: the two "..._file" lists of a memory.stat (v1 prefixes the
+// sums over child groups with "total_"). tmpfs pages are on neither, and cannot be given back.
+int64_t cached(const std::string& path, const std::string& prefix) {
   std::ifstream in(path);
   std::string name;
-  int64_t value = 0;
+  int64_t value = 0, sum = 0;
   while (in >> name >> value) {
-    if (name == key) return value;
+    if (name == prefix + "active_file" || name == prefix + "inactive_file") sum += value;
   }
-  return 0;
+  return sum;
 }
 
 struct GroupFiles {
-  const char *limit, *usage, *cache_key;
+  const char *limit, *usage, *stat_prefix;
 };
 
 // Room of one control group and all groups above it.
@@ -56,7 +57,7 @@ int64_t room_upwards(const std::string& mount, std::string group, const GroupFil
     const std::string folder = mount + group + "/";
     const auto limit = read_number(folder + files.limit), usage = read_number(folder + files.usage);
     if (limit && usage) {
-      room = std::min(room, std::max<int64_t>(0, *limit - *usage + cached(folder + "memory.stat", files.cache_key)));
+      room = std::min(room, std::max<int64_t>(0, *limit - *usage + cached(folder + "memory.stat", files.stat_prefix)));
     }
     const size_t slash = group.rfind('/');
     if (group.empty() || slash == std::string::npos) return room;
@@ -76,10 +77,10 @@ int64_t group_available(const std::string& root) {
     std::string group = line.substr(second + 1);
     if (group == "/") group.clear();
     if (controllers.empty()) {
-      room = std::min(room, room_upwards(root + "/sys/fs/cgroup", group, {"memory.max", "memory.current", "file"}));
+      room = std::min(room, room_upwards(root + "/sys/fs/cgroup", group, {"memory.max", "memory.current", ""}));
     } else if (("," + controllers + ",").find(",memory,") != std::string::npos) {
       room = std::min(room, room_upwards(root + "/sys/fs/cgroup/memory", group,
-                                         {"memory.limit_in_bytes", "memory.usage_in_bytes", "total_cache"}));
+                                         {"memory.limit_in_bytes", "memory.usage_in_bytes", "total_"}));
     }
   }
   return room;

@@ -38,7 +38,7 @@ TEST_F(Memory, TheTightestGroupOnTheWayUp) {
   put("/sys/fs/cgroup/a/memory.max", "5000\n");
   put("/sys/fs/cgroup/a/memory.current", "2000\n");
   EXPECT_EQ(available_memory_bytes(root_), 3000);
-  put("/sys/fs/cgroup/a/memory.stat", "anon 1500\nfile 400\n");  // page cache can be taken back
+  put("/sys/fs/cgroup/a/memory.stat", "anon 1500\nfile 900\nactive_file 100\ninactive_file 300\n");  // page cache but tmpfs
   EXPECT_EQ(available_memory_bytes(root_), 3400);
 }
 

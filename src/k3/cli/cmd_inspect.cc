@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <memory>
 
 #include "k3/base/file.h"
 #include "k3/base/json_writer.h"
@@ -16,7 +17,8 @@ struct Shards {
   int32_t total = 0;
   std::vector<std::string> missing;
   int64_t tensors = 0;
-  std::string complaint;  // what verify_all said
+  std::string complaint;                   // what verify_all said
+  std::unique_ptr<Checkpoint> checkpoint;  // when all of it is there
 };
 
 // A folder may hold a config only, some shards, or a whole checkpoint.
@@ -38,6 +40,7 @@ Result<Shards> look_at_shards(const std::string& path, Config& config) {
   const Status verified = checkpoint->verify_all();
   const bool known = !shards.missing.empty() && !verified.ok() && verified.error().code == Code::not_found;
   if (!verified.ok() && !known) shards.complaint = verified.error().message;
+  if (verified.ok() && shards.missing.empty()) shards.checkpoint = std::make_unique<Checkpoint>(*std::move(checkpoint));
   return shards;
 }
 
@@ -166,8 +169,13 @@ void print_json(const Config& c, const ModelSummary& s, const Shards& shards) {
 Status inspect_command(const InspectOptions& options) {
   K3_TRY_ASSIGN(Config config, load_config(options.path));
   K3_TRY(check_sizes(config).with_context(options.path));
-  K3_TRY_ASSIGN(const Shards shards, look_at_shards(options.path, config));
-  const ModelSummary summary = summarise(config);
+  K3_TRY_ASSIGN(Shards shards, look_at_shards(options.path, config));
+  ModelSummary summary = summarise(config);
+  if (shards.checkpoint) {
+    // A checkpoint that lacks a tensor of its config still shows; the loader names what is missing.
+    const Status stored = use_stored_sizes(*shards.checkpoint, config, summary);
+    if (!stored.ok()) shards.complaint = stored.error().message;
+  }
   options.json ? print_json(config, summary, shards) : print_table(config, summary, shards);
   // Everything is shown first; a damaged file is still a failure for scripts.
   if (!shards.complaint.empty()) return fail(Code::corrupt, "{}", shards.complaint);

@@ -65,6 +65,10 @@ Status logits_command(const LogitsOptions& options) {
 }
 
 Status perplexity_command(const PerplexityOptions& options) {
+  if (options.compute.ctx_tokens > 0 && options.window + 1 > options.compute.ctx_tokens) {
+    return fail(Code::invalid_argument, "a window of {} tokens and [BOS] does not fit --ctx {}", options.window,
+                options.compute.ctx_tokens);
+  }
   K3_TRY_ASSIGN(const Tokenizer tokenizer, load_tokenizer(options.model));
   std::vector<int32_t> ids;
   int64_t text_bytes = 0;

@@ -103,6 +103,10 @@ Status convert_command(const ConvertOptionsCli& options) {
   K3_TRY_ASSIGN(const ConvertReport report, convert_checkpoint(source, config, options.out, convert, std::ref(bar)));
   bar.finish();
   K3_TRY_ASSIGN(std::string json, read_file(join_path(folder, "config.json"), int64_t{16} << 20));
+  if (convert.trunk) {
+    const char* name = *convert.trunk == DType::bf16 ? "bfloat16" : *convert.trunk == DType::f16 ? "float16" : "float32";
+    K3_TRY_ASSIGN(json, edit_config(json, std::vector<std::string>{fmt::format("dtype={}", name)}));
+  }
   if (convert.experts != ConvertOptions::Experts::keep) {
     K3_TRY_ASSIGN(json, set_expert_packing(json, convert.experts == ConvertOptions::Experts::mxfp4));
   }

@@ -133,6 +133,8 @@ Result<ChatTurn> ChatSession::send(const std::string& text, const GenerateOption
   finish_turn(*generated, fed, std::move(closing));
   request_.messages.push_back(to_message(turn.message));
   rendered_ = static_cast<int64_t>(request_.messages.size());
+  // The caches hold what the stop string cut off; the conversation does not. The next turn reads it as it stands.
+  if (turn.stop_string) forget_state();
   turn.generated = *std::move(generated);
   return turn;
 }

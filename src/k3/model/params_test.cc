@@ -78,6 +78,25 @@ TEST_P(RealCheckpoint, HoldsExactlyTheTableTensors) {
   EXPECT_EQ(stored, expected);
 }
 
+// The summary of stored sizes is the sum of the tensors' bytes, whatever their dtypes.
+TEST_P(RealCheckpoint, StoredSizesAddUp) {
+  const std::string folder = path(GetParam());
+  Config config = load_config(folder).value();
+  const Checkpoint checkpoint = Checkpoint::open(folder).value();
+  resolve_by_tensors(checkpoint, config);
+  ModelSummary summary = summarise(config);
+  ASSERT_TRUE(use_stored_sizes(checkpoint, config, summary).ok());
+  int64_t size = 0, tensors = 0;
+  checkpoint.for_each_name([&](std::string_view name, int32_t) {
+    size += checkpoint.find(name).value().size_bytes;
+    ++tensors;
+  });
+  EXPECT_EQ(summary.total.size_bytes, size);
+  EXPECT_EQ(summary.total.tensors, tensors);
+  EXPECT_GT(summary.active_bytes, 0);
+  EXPECT_LT(summary.active_bytes, size);
+}
+
 INSTANTIATE_TEST_SUITE_P(All, RealCheckpoint,
                          testing::Values("models/k3-mini", "tests/data/oracle-models/k3-a", "tests/data/oracle-models/k3-b",
                                          "tests/data/oracle-models/k3-c", "tests/data/oracle-models/k3-d",

@@ -39,6 +39,12 @@ ComponentTotals totals_of(const Config& c, const ParamFamily& family) {
   return {count, values * count, values * count * (wide ? 4 : 2)};
 }
 
+// Read for every decoded token: not the vision parts, and of an untied embedding table only a row.
+bool is_active(const Config& c, const ParamFamily& family) {
+  const bool vision = family.component == Component::vision_tower || family.component == Component::projector;
+  return !vision && (family.component != Component::embedding || c.tie_word_embeddings);
+}
+
 }  // namespace
 
 Status check_sizes(const Config& c) {
@@ -75,9 +81,7 @@ ModelSummary summarise(const Config& c) {
       sum->params += t.params;
       sum->size_bytes += t.size_bytes;
     }
-    const bool vision = family.component == Component::vision_tower || family.component == Component::projector;
-    const bool table = family.component == Component::embedding && !c.tie_word_embeddings;
-    if (vision || table) continue;
+    if (!is_active(c, family)) continue;
     const bool routed = family.component == Component::routed_experts;
     const int64_t params = routed ? t.params / c.num_experts * c.num_experts_per_token : t.params;
     s.active_params += params;
@@ -96,6 +100,39 @@ ModelSummary summarise(const Config& c) {
   s.attention_flops_per_context =
       2.0 * static_cast<double>(s.mla_layers * c.num_attention_heads * (2 * c.kv_lora_rank + c.qk_rope_head_dim));
   return s;
+}
+
+Status use_stored_sizes(const Checkpoint& checkpoint, const Config& config, ModelSummary& summary) {
+  for (auto& [component, totals] : summary.components) totals.tensors = totals.size_bytes = 0;
+  summary.total.tensors = summary.total.size_bytes = summary.active_bytes = 0;
+  double active = 0;
+  Status status;
+  for_each_param(config, [&](const ParamFamily& family, int64_t layer, int64_t expert) {
+    if (!status.ok()) return;
+    const std::string name = param_name(config, family.id, layer, expert);
+    const bool packed = family.store == ParamStore::expert && checkpoint.contains(name + "_packed");
+    int64_t size = 0, tensors = 0;
+    for (const char* suffix : {"", "_packed", "_scale"}) {
+      if ((*suffix != '\0') != packed) continue;
+      const auto info = checkpoint.find(name + suffix);
+      if (!info.ok()) {
+        status = info.error();
+        return;
+      }
+      size += info->size_bytes;
+      ++tensors;
+    }
+    for (ComponentTotals* sum : {&summary.components[family.component], &summary.total}) {
+      sum->size_bytes += size;
+      sum->tensors += tensors;
+    }
+    if (!is_active(config, family)) return;
+    const bool routed = family.component == Component::routed_experts;
+    active += static_cast<double>(size) *
+              (routed ? static_cast<double>(config.num_experts_per_token) / static_cast<double>(config.num_experts) : 1.0);
+  });
+  summary.active_bytes = static_cast<int64_t>(active + 0.5);
+  return status;
 }
 
 }  // namespace k3

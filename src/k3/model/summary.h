@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <map>
 
+#include "k3/format/checkpoint.h"
 #include "k3/format/config.h"
 #include "k3/model/params.h"
 
@@ -47,5 +48,9 @@ struct ModelSummary {
 Status check_sizes(const Config& config);
 
 ModelSummary summarise(const Config& config);
+
+// Replaces the bytes and tensor counts of the released layout by those of a checkpoint, whose matrices may be F32 or F16 and
+// whose experts may be packed or not. Needs all shards.
+Status use_stored_sizes(const Checkpoint& checkpoint, const Config& config, ModelSummary& summary);
 
 }  // namespace k3

@@ -127,7 +127,11 @@ void* Workspace::bytes(int64_t count) {
   while (current_ < blocks_.size() && blocks_[current_].used + rounded > blocks_[current_].storage.size_bytes()) ++current_;
   if (current_ == blocks_.size()) {
     const int64_t last = blocks_.empty() ? 0 : blocks_.back().storage.size_bytes();
-    blocks_.push_back({Storage::allocate(std::max({rounded, kMinBlock, 2 * last})).value(), 0});
+    auto storage = Storage::allocate(std::max({rounded, kMinBlock, 2 * last}));
+    // Twice the last block is for fewer blocks later, not a need.
+    if (!storage.ok()) storage = Storage::allocate(rounded);
+    if (!storage.ok()) end_exhausted(storage.error().message + " of scratch; shorter chunks or fewer threads need less");
+    blocks_.push_back({*std::move(storage), 0});
   }
   Block& block = blocks_[current_];
   void* out = block.storage.data() + block.used;
