@@ -45,7 +45,7 @@ test-slow: build
 	@ctest --test-dir build/dev --output-on-failure -L slow
 
 fuzz: setup-fuzz
-	@cmake --preset fuzz && cmake --build --preset fuzz -- -j$(JOBS)
+	@cmake --preset fuzz && cmake --build --preset fuzz --target fuzzers -- -j$(JOBS)
 	@tools/fuzz.sh build/fuzz $(FUZZ_SECONDS)
 
 install: release
