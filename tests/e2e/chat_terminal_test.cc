@@ -31,7 +31,14 @@ Outcome leave(Process& process) {
   return process.finish();
 }
 
-TEST(ChatTerminal, TwoTurnsThenQuit) {
+class ChatTerminal : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!has_terminals()) GTEST_SKIP() << "no pseudo-terminals here (is /dev/pts mounted?)";
+  }
+};
+
+TEST_F(ChatTerminal, TwoTurnsThenQuit) {
   const Scratch home;
   Process process(terminal_chat(home));
   ASSERT_TRUE(process.wait_out("/help lists the commands"));
@@ -48,7 +55,7 @@ TEST(ChatTerminal, TwoTurnsThenQuit) {
   EXPECT_EQ(count_of(o.out, "\x1b[2m"), 0u) << "NO_COLOR is set";
 }
 
-TEST(ChatTerminal, ControlCStopsTheAnswerNotTheProgram) {
+TEST_F(ChatTerminal, ControlCStopsTheAnswerNotTheProgram) {
   const Scratch home;
   Process process(terminal_chat(home));
   ASSERT_TRUE(process.wait_out("> "));
@@ -66,7 +73,7 @@ TEST(ChatTerminal, ControlCStopsTheAnswerNotTheProgram) {
   EXPECT_EQ(leave(process).code, 0);
 }
 
-TEST(ChatTerminal, ControlCAtThePromptDropsTheLine) {
+TEST_F(ChatTerminal, ControlCAtThePromptDropsTheLine) {
   const Scratch home;
   Process process(terminal_chat(home));
   ASSERT_TRUE(process.wait_out("> "));
@@ -86,7 +93,7 @@ TEST(ChatTerminal, ControlCAtThePromptDropsTheLine) {
   EXPECT_EQ(json::parse(file_text(home.path("c.json"))).at("messages").at(0).at("content"), kFrance);
 }
 
-TEST(ChatTerminal, ControlCDropsAContinuedLineToo) {
+TEST_F(ChatTerminal, ControlCDropsAContinuedLineToo) {
   const Scratch home;
   Process process(terminal_chat(home));
   ASSERT_TRUE(process.wait_out("> "));
@@ -105,7 +112,7 @@ TEST(ChatTerminal, ControlCDropsAContinuedLineToo) {
   EXPECT_EQ(json::parse(file_text(home.path("c.json"))).at("messages").at(0).at("content"), kFrance);
 }
 
-TEST(ChatTerminal, KeysTypedDuringAnAnswerWaitForThePrompt) {
+TEST_F(ChatTerminal, KeysTypedDuringAnAnswerWaitForThePrompt) {
   const Scratch home;
   Process process(terminal_chat(home, {"-n", "60"}));
   ASSERT_TRUE(process.wait_out("> "));
@@ -120,7 +127,7 @@ TEST(ChatTerminal, KeysTypedDuringAnAnswerWaitForThePrompt) {
   EXPECT_EQ(process.finish().code, 0);
 }
 
-TEST(ChatTerminal, EditingKeysAndMultiLineMessages) {
+TEST_F(ChatTerminal, EditingKeysAndMultiLineMessages) {
   const Scratch home;
   Process process(terminal_chat(home, {"-n", "1"}));
   ASSERT_TRUE(process.wait_out("> "));
@@ -143,7 +150,7 @@ TEST(ChatTerminal, EditingKeysAndMultiLineMessages) {
   EXPECT_EQ(messages[4]["content"], "h\xc3\xa9llo \xe4\xb8\xad");
 }
 
-TEST(ChatTerminal, HistoryOutlivesTheSession) {
+TEST_F(ChatTerminal, HistoryOutlivesTheSession) {
   const Scratch home;
   {
     Process process(terminal_chat(home, {"-n", "1"}));
@@ -169,7 +176,7 @@ TEST(ChatTerminal, HistoryOutlivesTheSession) {
   EXPECT_EQ(leave(process).code, 0);
 }
 
-TEST(ChatTerminal, AHomeThatCannotBeWrittenIsNoFailure) {
+TEST_F(ChatTerminal, AHomeThatCannotBeWrittenIsNoFailure) {
   const Scratch home;
   Spawn spawn = terminal_chat(home, {"-n", "1"});
   spawn.env.push_back("HOME=" + home.path("missing"));
@@ -181,7 +188,7 @@ TEST(ChatTerminal, AHomeThatCannotBeWrittenIsNoFailure) {
   EXPECT_EQ(leave(process).code, 0);
 }
 
-TEST(ChatTerminal, TheTerminalIsLeftAsItWas) {
+TEST_F(ChatTerminal, TheTerminalIsLeftAsItWas) {
   const Scratch home;
   // A shell on the same terminal compares the settings before and after.
   Spawn spawn = terminal_chat(home);

@@ -235,6 +235,7 @@ TEST(Run, InterruptEndsTheAnswerWithItsOwnExitCode) {
 }
 
 TEST(Run, OnATerminal) {
+  if (!has_terminals()) GTEST_SKIP() << "no pseudo-terminals here (is /dev/pts mounted?)";
   Spawn spawn = k3_spawn(kFranceRun);
   spawn.pty = true;
   const Outcome colour = run_process(spawn);

@@ -21,6 +21,15 @@
 
 namespace k3::e2e {
 
+// Bare chroots and some containers mount no /dev/pts: there is no terminal to test with, and none for a user either.
+inline bool has_terminals() {
+  int master = -1, slave = -1;
+  if (::openpty(&master, &slave, nullptr, nullptr, nullptr) != 0) return false;
+  ::close(master);
+  ::close(slave);
+  return true;
+}
+
 struct Spawn {
   std::vector<std::string> argv;
   std::vector<std::string> env;  // "NAME=value" sets, "NAME" unsets
