@@ -188,6 +188,10 @@ TEST(K3Mini, BadStepsAreErrorsAndChangeNothing) {
   EXPECT_EQ(runner.feed(0, bad).error().code, Code::invalid_argument);
   EXPECT_EQ(runner.feed(0, negative).error().code, Code::invalid_argument);
   EXPECT_EQ(runner.feed(0, many).error().code, Code::exhausted);
+  EXPECT_EQ(runner.feed(1, good).error().code, Code::invalid_argument);
+  EXPECT_EQ(runner.feed(-1, good).error().code, Code::invalid_argument);
+  const StepInput twice[] = {{0, good}, {0, good}};
+  EXPECT_EQ(runner.step(twice).error().code, Code::invalid_argument);
   EXPECT_EQ(runner.length(0), 3);
 }
 

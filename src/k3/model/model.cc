@@ -55,6 +55,11 @@ Result<Runner> Runner::create(const Model& model, ThreadPool& pool, const Runner
   return Runner(model, pool, options, std::move(cache));
 }
 
+Status Runner::check_sequence(int32_t sequence) const {
+  if (sequence >= 0 && sequence < cache_.sequences()) return {};
+  return fail(Code::invalid_argument, "there is no sequence {}; the runner has {}", sequence, cache_.sequences());
+}
+
 Result<Tensor> Runner::step(std::span<const StepInput> inputs) {
   tokens_.clear();
   sequences_.clear();
@@ -63,6 +68,10 @@ Result<Tensor> Runner::step(std::span<const StepInput> inputs) {
   offsets_.assign(1, 0);
   for (const StepInput& input : inputs) {
     K3_TRY(model_->check_ids(input.tokens));
+    K3_TRY(check_sequence(input.sequence));
+    if (std::find(sequences_.begin(), sequences_.end(), input.sequence) != sequences_.end()) {
+      return fail(Code::invalid_argument, "sequence {} stands twice in one step", input.sequence);
+    }
     if (static_cast<int64_t>(input.tokens.size()) > cache_.room(input.sequence)) {
       return fail(Code::exhausted, "the context of {} tokens is full: {} are used and {} more were given (see --ctx)",
                   cache_.ctx_tokens(), cache_.length(input.sequence), input.tokens.size());
@@ -92,6 +101,7 @@ Result<Tensor> Runner::step(std::span<const StepInput> inputs) {
 Result<std::span<const float>> Runner::feed(int32_t sequence, std::span<const int32_t> tokens,
                                             const std::function<bool(int64_t)>& progress) {
   const auto count = static_cast<int64_t>(tokens.size());
+  K3_TRY(check_sequence(sequence));
   if (count > cache_.room(sequence)) {
     return fail(Code::exhausted, "{} tokens do not fit the context of {} of which {} are used; raise --ctx", count,
                 cache_.ctx_tokens(), cache_.length(sequence));

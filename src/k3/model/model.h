@@ -3,8 +3,9 @@
 // Units:    tokens.
 // Memory:   Model owns weights; Runner owns caches, workspace and logits.
 // Threads:  a Model is immutable after load and may serve several Runners; a Runner is used by one thread.
-// Errors:   load: what the checkpoint or config is wrong about. feed: invalid_argument for ids outside the
-//           vocabulary, exhausted when the context is full (nothing is computed then).
+// Errors:   load: what the checkpoint or config is wrong about. feed, step: invalid_argument for ids outside the
+//           vocabulary and sequences that do not exist or stand twice, exhausted when the context is full (nothing is
+//           computed then).
 // Source:   model.md 3.
 #pragma once
 
@@ -78,6 +79,7 @@ class Runner {
 
  private:
   Runner(const Model& model, ThreadPool& pool, const RunnerOptions& options, SequencePool cache);
+  Status check_sequence(int32_t sequence) const;
 
   const Model* model_;
   RunnerOptions options_;
