@@ -12,6 +12,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <vector>
 
@@ -19,6 +20,9 @@
 #include "k3/ops/ctx.h"
 
 namespace k3::ops {
+
+// memcmp, also for empty vectors, whose data is null.
+inline int compare_bytes(const void* a, const void* b, size_t count) { return count == 0 ? 0 : std::memcmp(a, b, count); }
 
 // Every level this machine can run. amx is left out: below it lies oneDNN, tested by its own.
 inline std::vector<Isa> test_isas() {

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -48,9 +49,9 @@ TEST_F(AttnResTest, EveryCaseEveryIsa) {
       std::vector<float> in_place = prefix;
       const Tensor alias(in_place.data(), DType::f32, {c.tokens, c.hidden});
       attn_res(ctx(isa), b, alias, q, kEps, alias);
-      EXPECT_EQ(0, std::memcmp(in_place.data(), out.data(), in_place.size() * 4));
+      EXPECT_TRUE(std::equal(in_place.begin(), in_place.end(), out.data()));
       if (c.blocks == 0) {
-        EXPECT_EQ(0, std::memcmp(prefix.data(), out.data(), prefix.size() * 4));
+        EXPECT_TRUE(std::equal(prefix.begin(), prefix.end(), out.data()));
       }
     }
   }

@@ -67,7 +67,7 @@ void expect_close(const Answer& got, const Answer& ref, const std::string& what)
 }
 
 bool same(const Guarded& a, const float* b, int64_t offset = 0) {
-  return std::memcmp(a.data(), b + offset, static_cast<size_t>(a.size()) * sizeof(float)) == 0;
+  return compare_bytes(a.data(), b + offset, static_cast<size_t>(a.size()) * sizeof(float)) == 0;
 }
 
 class KdaTest : public testing::Test {
@@ -200,7 +200,7 @@ TEST_F(KdaTest, ThreadsAndNeighboursDoNotMatter) {
       args.offsets = offsets;
       kda(many, args);
       EXPECT_EQ(0,
-                std::memcmp(single.out.data() + 33 * width, a.out.data() + 33 * width, static_cast<size_t>(18 * width) * 4));
+                compare_bytes(single.out.data() + 33 * width, a.out.data() + 33 * width, static_cast<size_t>(18 * width) * 4));
       EXPECT_TRUE(same(single.states[1], a.states[1].data()));
     }
   }

@@ -143,7 +143,7 @@ TEST_F(MlaTest, AbsorbedDoesNotDependOnChunksNeighboursThreads) {
         Ctx other = deterministic;
         other.pool = threads;
         const Guarded again = run(other, data, MlaForm::automatic);
-        EXPECT_EQ(0, std::memcmp(whole.data(), again.data(), static_cast<size_t>(whole.size()) * 4));
+        EXPECT_EQ(0, compare_bytes(whole.data(), again.data(), static_cast<size_t>(whole.size()) * 4));
         for (const int64_t step : {1, 7, 1000}) {
           Guarded parts(data.out_size());
           for (size_t s = 0; s < c.lengths.size(); ++s) {
@@ -152,7 +152,7 @@ TEST_F(MlaTest, AbsorbedDoesNotDependOnChunksNeighboursThreads) {
               mla(other, slice.args);
             }
           }
-          EXPECT_EQ(0, std::memcmp(whole.data(), parts.data(), static_cast<size_t>(whole.size()) * 4))
+          EXPECT_EQ(0, compare_bytes(whole.data(), parts.data(), static_cast<size_t>(whole.size()) * 4))
               << isa_name(isa) << " step " << step << " heads " << c.heads;
         }
       }
@@ -172,7 +172,7 @@ TEST_F(MlaTest, ExpandedDoesNotDependOnThreads) {
     Ctx alone = ctx(isa), many = ctx(isa);
     alone.pool = nullptr;
     many.pool = &three;
-    EXPECT_EQ(0, std::memcmp(run(alone, data, MlaForm::expanded).data(), run(many, data, MlaForm::expanded).data(),
+    EXPECT_EQ(0, compare_bytes(run(alone, data, MlaForm::expanded).data(), run(many, data, MlaForm::expanded).data(),
                              static_cast<size_t>(data.out_size()) * 4));
   }
 }

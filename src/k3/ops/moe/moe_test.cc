@@ -153,7 +153,7 @@ TEST(Moe, BitIdenticalWhateverNeighboursAndThreads) {
           moe(one.ctx, z.slice(begin, end), ids.slice(begin, end), weights.slice(begin, end), experts.views, kSitu,
               matrix(part.data(), kTokens, kWidth).slice(begin, end));
         }
-        EXPECT_EQ(0, std::memcmp(all.data(), part.data(), all.size() * sizeof(float))) << isa_name(isa);
+        EXPECT_EQ(0, compare_bytes(all.data(), part.data(), all.size() * sizeof(float))) << isa_name(isa);
       }
     }
   }

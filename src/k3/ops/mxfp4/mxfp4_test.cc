@@ -24,7 +24,7 @@ TEST(Mxfp4, DequantisesEveryByteWithEveryScaleBitExactly) {
     Guarded out(512 * 253);
     mxfp4_dequantise(isa, packed.data(), scales.data(), 253, 512, out.data());
     EXPECT_TRUE(out.intact());
-    EXPECT_EQ(0, std::memcmp(out.data(), want.data(), want.size() * sizeof(float))) << isa_name(isa);
+    EXPECT_EQ(0, compare_bytes(out.data(), want.data(), want.size() * sizeof(float))) << isa_name(isa);
   }
 }
 

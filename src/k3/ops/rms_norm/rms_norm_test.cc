@@ -36,7 +36,7 @@ TEST(RmsNorm, EveryIsaAndCaseAgainstReference) {
           expect_relative(out.data(), want.data(), tokens * width, fmt::format("{} {}x{}", isa_name(isa), tokens, width));
           std::vector<float> in_place = x;
           rms_norm(run.ctx, matrix(in_place.data(), tokens, width), weight, eps, matrix(in_place.data(), tokens, width));
-          EXPECT_EQ(0, std::memcmp(in_place.data(), out.data(), in_place.size() * sizeof(float)));
+          EXPECT_EQ(0, compare_bytes(in_place.data(), out.data(), in_place.size() * sizeof(float)));
         }
       }
     }
@@ -116,7 +116,7 @@ TEST(RmsNorm, RowDoesNotDependOnNeighboursOrThreads) {
     rms_norm(many.ctx, matrix(x.data(), kTokens, kWidth), weight, 1e-5F, matrix(all.data(), kTokens, kWidth));
     for (int64_t t = 0; t < kTokens; ++t) {
       rms_norm(single.ctx, matrix(x.data() + t * kWidth, 1, kWidth), weight, 1e-5F, matrix(one.data(), 1, kWidth));
-      EXPECT_EQ(0, std::memcmp(one.data(), all.data() + t * kWidth, sizeof(float) * kWidth)) << isa_name(isa);
+      EXPECT_EQ(0, compare_bytes(one.data(), all.data() + t * kWidth, sizeof(float) * kWidth)) << isa_name(isa);
     }
   }
 }

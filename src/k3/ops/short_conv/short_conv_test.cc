@@ -105,7 +105,7 @@ TEST_F(ShortConvTest, EveryCaseEveryIsa) {
         std::vector<float> in_place = d.x;
         short_conv(ctx(isa), matrix(in_place.data(), tokens, c.channels), matrix(d.taps.data(), c.channels, c.taps),
                    d.offsets, again.views, matrix(in_place.data(), tokens, c.channels));
-        EXPECT_EQ(0, std::memcmp(in_place.data(), y.data(), in_place.size() * 4));
+        EXPECT_EQ(0, compare_bytes(in_place.data(), y.data(), in_place.size() * 4));
         for (size_t s = 0; s < c.lengths.size(); ++s) EXPECT_EQ(tails.values(s), again.values(s)) << s;
       }
     }
