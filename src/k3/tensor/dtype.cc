@@ -73,6 +73,7 @@ float f8_e4m3_to_float(uint8_t bits) {
 }
 
 void convert_to_float(const void* source, DType dtype, int64_t count, float* out) {
+  if (count == 0) return;  // empty tensors may have null data
   switch (dtype) {
     case DType::f32: std::memcpy(out, source, static_cast<size_t>(count) * 4); return;
     case DType::bf16: {
@@ -98,6 +99,7 @@ void convert_to_float(const void* source, DType dtype, int64_t count, float* out
 }
 
 void convert_from_float(const float* source, DType dtype, int64_t count, void* out) {
+  if (count == 0) return;
   if (dtype == DType::f32) {
     std::memcpy(out, source, static_cast<size_t>(count) * 4);
   } else if (dtype == DType::bf16) {
