@@ -8,6 +8,7 @@
 #include "k3/base/units.h"
 #include "k3/model/params.h"
 #include "k3/model/summary.h"
+#include "k3/ops/mxfp4/mxfp4.h"
 
 namespace k3 {
 namespace {
@@ -35,6 +36,7 @@ struct ReadJob {
   std::byte* target = nullptr;
   bool widen = false;
   bool scales = false;
+  bool packed = false;  // MXFP4 codes, brought into the order of memory
 };
 
 // Two passes over the same code: the first sizes an arena and checks shapes, the second places and wires views.
@@ -79,7 +81,7 @@ class ArenaPlan {
     }
     std::byte* at = place(info.size_bytes);
     out.data = at;
-    jobs_.push_back({name, info, at, false, false});
+    jobs_.push_back({name, info, at, false, false, false});
     return {};
   }
 
@@ -96,8 +98,8 @@ class ArenaPlan {
     std::byte* scales_at = place(scales.size_bytes);
     out.data = at;
     out.scales = reinterpret_cast<const uint8_t*>(scales_at);
-    jobs_.push_back({name + "_packed", codes, at, false, false});
-    jobs_.push_back({name + "_scale", scales, scales_at, false, true});
+    jobs_.push_back({name + "_packed", codes, at, false, false, true});
+    jobs_.push_back({name + "_scale", scales, scales_at, false, true, false});
     return {};
   }
 
@@ -112,7 +114,7 @@ class ArenaPlan {
     if (info.dtype != DType::bf16 && info.dtype != DType::f16 && info.dtype != DType::f32) return dtype_error(name, info);
     std::byte* at = place(info.count() * 4);
     out = Tensor(at, DType::f32, dims);
-    jobs_.push_back({name, info, at, true, false});
+    jobs_.push_back({name, info, at, true, false, false});
     return {};
   }
 
@@ -274,6 +276,9 @@ Status run_job(const Checkpoint& checkpoint, const ReadJob& job) {
   const std::span<std::byte> target(job.target, static_cast<size_t>(job.info.size_bytes));
   if (!job.widen || job.info.dtype == DType::f32) {
     K3_TRY(checkpoint.read(job.name, job.info, target));
+    if (job.packed) {
+      ops::mxfp4_relayout(reinterpret_cast<uint8_t*>(job.target), job.info.dims[0], job.info.dims[1] * 2);
+    }
     return job.scales ? check_scales(checkpoint.shard_file(job.info.shard), job.name, target, job.info.dims[1]) : Status();
   }
   std::vector<std::byte> stored(static_cast<size_t>(job.info.size_bytes));

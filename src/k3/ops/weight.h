@@ -1,6 +1,6 @@
 // Purpose:  a matrix parameter as ops see it: bytes, scales and how to read them.
 // Shapes:   data [rows = out, cols = in] row-major in the scheme's packing.
-// Units:    MXFP4 scale byte s means 2^(s-127).
+// Units:    MXFP4 scale byte s means 2^(s-127). MXFP4 codes lie in the order of memory (mxfp4.h), not of files.
 // Memory:   non-owning; the bytes are immutable after load.
 // Threads:  any number of readers.
 // Errors:   none here; the loader refuses scale bytes >= 253.

@@ -6,6 +6,7 @@
 
 #include "k3/ops/cpu/vec_portable.h"
 #include "k3/ops/gemm/rows_kernel.h"
+#include "k3/ops/mxfp4/mxfp4.h"
 #include "k3/tensor/dtype.h"
 
 namespace k3::ops {
@@ -45,8 +46,10 @@ struct RowVecPortable : VecPortable {
     static constexpr bool kDense = false;
     const uint8_t* row[kTileRows];
     const uint8_t* scales[kTileRows];
+    int64_t whole;  // columns of whole blocks from k0 on
 
     K3_VEC_INLINE void begin(const RowsJob& job, int64_t first, int64_t k0, int64_t) {
+      whole = job.w.cols / kMxBlock * kMxBlock - k0;
       K3_UNROLL
       for (int r = 0; r < kTileRows; ++r) {
         const int64_t o = clamp_row(job, first + r);
@@ -60,6 +63,18 @@ struct RowVecPortable : VecPortable {
       const uint32_t s = scales[r][k / 32];
       const F factor = set(std::bit_cast<float>(s == 0 ? 0x400000U : s << 23));  // byte 0 is the subnormal 2^-127
       const uint8_t* p = row[r] + k / 2;
+      if (k < whole) {
+        const int64_t g = k % kMxBlock / 32;
+        const int shift = g % 2 == 0 ? 0 : 4;
+        p = row[r] + k / kMxBlock * (kMxBlock / 2) + g / 2;  // byte of word 0
+        K3_UNROLL
+        for (int v = 0; v < 4; ++v, p += 16) {
+          const auto code = [&](int word) { return kCodes[p[2 * word] >> shift & 15]; };
+          w[v] = F{code(0), code(2), code(4), code(6)} * factor;
+          w[v + 4] = F{code(1), code(3), code(5), code(7)} * factor;
+        }
+        return;
+      }
       K3_UNROLL
       for (int v = 0; v < 4; ++v, p += 4) {
         w[v] = F{kCodes[p[0] & 15], kCodes[p[1] & 15], kCodes[p[2] & 15], kCodes[p[3] & 15]} * factor;

@@ -3,6 +3,7 @@
 
 #include "k3/ops/cpu/vec_math_avx2.h"
 #include "k3/ops/gemm/rows_kernel.h"
+#include "k3/ops/mxfp4/mxfp4.h"
 
 namespace k3::ops {
 namespace {
@@ -48,10 +49,12 @@ struct RowVec256 : Vec256 {
     static constexpr int kVectors = 4;
     static constexpr bool kDense = false;
     const uint8_t* row[kTileRows];
+    int64_t whole;  // columns of whole blocks from k0 on
     alignas(32) float factor[kTileRows][kBlockCols / 32];
 
     K3_VEC_INLINE void begin(const RowsJob& job, int64_t first, int64_t k0, int64_t columns) {
       const int64_t groups = columns / 32;
+      whole = job.w.cols / kMxBlock * kMxBlock - k0;
       K3_UNROLL
       for (int r = 0; r < kTileRows; ++r) {
         const int64_t o = clamp_row(job, first + r);
@@ -77,6 +80,16 @@ struct RowVec256 : Vec256 {
     K3_VEC_INLINE void prefetch(const RowsJob& job, int r, int64_t k) const { prefetch_ahead(row[r] + k / 2, job); }
     K3_VEC_INLINE void load(int r, int64_t k, F* w) const {
       const F table = _mm256_mul_ps(_mm256_setr_ps(0.0F, 0.5F, 1, 1.5F, 2, 3, 4, 6), set(factor[r][k / 32]));
+      if (k < whole) {  // a dword holds an even word and an odd one
+        const auto* p = reinterpret_cast<const __m256i*>(row[r] + k / kMxBlock * (kMxBlock / 2));
+        const __m128i shift = _mm_cvtsi64_si128(k % kMxBlock / 8);
+        const __m256i a = _mm256_srl_epi32(_mm256_loadu_si256(p), shift), b = _mm256_srl_epi32(_mm256_loadu_si256(p + 1), shift);
+        w[0] = value(a, table);
+        w[1] = value(b, table);
+        w[2] = value(_mm256_srli_epi32(a, 16), table);
+        w[3] = value(_mm256_srli_epi32(b, 16), table);
+        return;
+      }
       const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(row[r] + k / 2));
       const __m256i a = _mm256_cvtepu8_epi32(bytes), b = _mm256_cvtepu8_epi32(_mm_unpackhi_epi64(bytes, bytes));
       w[0] = value(a, table);

@@ -1,6 +1,7 @@
 // AVX-512 decoders and entry points of rows.h.
 #include "k3/ops/cpu/vec_math_avx512.h"
 #include "k3/ops/gemm/rows_kernel.h"
+#include "k3/ops/mxfp4/mxfp4.h"
 
 namespace k3::ops {
 namespace {
@@ -46,10 +47,12 @@ struct RowVec512 : Vec512 {
     static constexpr int kVectors = 2;
     static constexpr bool kDense = false;
     const uint8_t* row[kTileRows];
+    int64_t whole;  // columns of whole blocks from k0 on
     alignas(64) float factor[kTileRows][kBlockCols / 32];
 
     K3_VEC_INLINE void begin(const RowsJob& job, int64_t first, int64_t k0, int64_t columns) {
       const int64_t groups = columns / 32;
+      whole = job.w.cols / kMxBlock * kMxBlock - k0;
       K3_UNROLL
       for (int r = 0; r < kTileRows; ++r) {
         const int64_t o = clamp_row(job, first + r);
@@ -68,6 +71,13 @@ struct RowVec512 : Vec512 {
       const F codes = _mm512_setr_ps(0.0F, 0.5F, 1, 1.5F, 2, 3, 4, 6, -0.0F, -0.5F, -1, -1.5F, -2, -3, -4, -6);
       const F table = _mm512_mul_ps(codes, set(factor[r][k / 32]));
       // The permute looks at the low four bits of each index, so the low nibble needs no mask.
+      if (k < whole) {  // a dword holds an even word and an odd one
+        const __m512i words = _mm512_loadu_si512(row[r] + k / kMxBlock * (kMxBlock / 2));
+        const __m512i even = _mm512_srl_epi32(words, _mm_cvtsi64_si128(k % kMxBlock / 8));
+        w[0] = _mm512_permutexvar_ps(even, table);
+        w[1] = _mm512_permutexvar_ps(_mm512_srli_epi32(even, 16), table);
+        return;
+      }
       const __m512i bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(row[r] + k / 2)));
       w[0] = _mm512_permutexvar_ps(bytes, table);
       w[1] = _mm512_permutexvar_ps(_mm512_srli_epi32(bytes, 4), table);

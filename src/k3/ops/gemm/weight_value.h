@@ -22,8 +22,8 @@ inline float weight_value(const Weight& w, int64_t row, int64_t col) {
     case Scheme::bf16: return bf16_to_float(static_cast<const uint16_t*>(w.data)[index]);
     case Scheme::f16: return f16_to_float(static_cast<const uint16_t*>(w.data)[index]);
     case Scheme::mxfp4: {
-      const uint8_t byte = static_cast<const uint8_t*>(w.data)[index / 2];
-      return std::ldexp(mxfp4_value(index % 2 == 0 ? byte & 15 : byte >> 4), w.scales[index / kMxGroup] - 127);
+      const uint8_t* packed = static_cast<const uint8_t*>(w.data) + row * (w.cols / 2);
+      return std::ldexp(mxfp4_value(mxfp4_code(packed, w.cols, col)), w.scales[index / kMxGroup] - 127);
     }
   }
   return 0;

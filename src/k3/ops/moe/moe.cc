@@ -29,7 +29,8 @@ struct Call {
   const Ctx& ctx;
   std::span<const ExpertWeights> experts;
   const Glu& activation;
-  Tensor z, weights, out;  // of this chunk
+  Tensor z, weights, out;  // of this chunk; weights and out are empty when slot results are wanted
+  Tensor slot_out;         // [slots, width] of this chunk, or empty
   int64_t topk, width, hidden;
   bool round;
   int64_t workers;
@@ -139,25 +140,35 @@ void up_phase(const Call& c) {
   });
 }
 
+// out = sum_j weight_j * y_j over `columns`, in the order of j.
+template <class SlotRow>
+void combine_row(const float* weights, int64_t topk, int64_t columns, const SlotRow& slot_row, float* out) {
+  for (int64_t j = 0; j < topk; ++j) {
+    const float weight = weights[j];
+    const float* y = slot_row(j);
+    if (j == 0) {
+      for (int64_t i = 0; i < columns; ++i) out[i] = weight * y[i];
+    } else {
+      for (int64_t i = 0; i < columns; ++i) out[i] += weight * y[i];
+    }
+  }
+}
+
 // Output columns [begin, end) of all tokens: every slot's result, then the weighted sum in the order of ids.
 void down_block(const Call& c, int64_t begin, int64_t end, const float* const* hidden, const Scratch& s) {
   const RowsFn fn = rows_fn(c.ctx.isa);
+  if (c.slot_out) {
+    for (int64_t p = 0; p < c.slots(); ++p) s.a_rows[p] = c.slot_out.row(c.plan.slot_of[static_cast<size_t>(p)]) + begin;
+  }
   for (const MoeGroup& g : c.plan.groups) {
     const ExpertWeights& e = c.expert(g);
     fn({hidden + g.begin, g.end - g.begin, e.w2, begin, end, s.a_rows + g.begin, begin, s.panel});
   }
-  const int64_t columns = end - begin;
+  if (c.slot_out) return;
   for (int64_t t = 0; t < c.out.dim(0); ++t) {
-    float* out = c.out.row(t) + begin;
-    for (int64_t j = 0; j < c.topk; ++j) {
-      const float weight = c.weights.row(t)[j];
-      const float* y = s.a_rows[c.plan.position_of[static_cast<size_t>(t * c.topk + j)]];
-      if (j == 0) {
-        for (int64_t i = 0; i < columns; ++i) out[i] = weight * y[i];
-      } else {
-        for (int64_t i = 0; i < columns; ++i) out[i] += weight * y[i];
-      }
-    }
+    const int32_t* positions = c.plan.position_of.data() + t * c.topk;
+    combine_row(c.weights.row(t), c.topk, end - begin, [&](int64_t j) { return s.a_rows[positions[j]]; },
+                c.out.row(t) + begin);
   }
 }
 
@@ -168,8 +179,9 @@ void down_phase(const Call& c) {
   for (int64_t p = 0; p < c.slots(); ++p) hidden[p] = c.h.row(p);
   auto* scratch = static_cast<Scratch*>(ws.bytes(c.workers * int64_t{sizeof(Scratch)}));
   for (int64_t i = 0; i < c.workers; ++i) {
-    scratch[i] = {take_floats(ws, kPanelFloats), take_floats(ws, c.slots() * kDownBlock), nullptr, take_rows(ws, c.slots()),
-                  nullptr};
+    scratch[i] = {take_floats(ws, kPanelFloats), nullptr, nullptr, take_rows(ws, c.slots()), nullptr};
+    if (c.slot_out) continue;
+    scratch[i].a = take_floats(ws, c.slots() * kDownBlock);
     for (int64_t p = 0; p < c.slots(); ++p) scratch[i].a_rows[p] = scratch[i].a + p * kDownBlock;
   }
   constexpr int64_t kGrain = 4;  // tile of the row kernel
@@ -183,22 +195,11 @@ void down_phase(const Call& c) {
   });
 }
 
-}  // namespace
-
-void moe(const Ctx& ctx, const Tensor& z, const Tensor& ids, const Tensor& weights, std::span<const ExpertWeights> experts,
-         const Glu& activation, const Tensor& out) noexcept {
-  K3_CHECK(z.rank == 2 && out.rank == 2 && z.dims == out.dims && z.dtype == DType::f32 && out.dtype == DType::f32,
-           "moe: z {}, out {}", z.shape_text(), out.shape_text());
-  const int64_t tokens = z.dim(0);
-  K3_CHECK(ids.rank == 2 && weights.rank == 2 && ids.dims == weights.dims && ids.dim(0) == tokens && ids.dim(1) >= 1 &&
-               ids.dtype == DType::i32 && weights.dtype == DType::f32,
-           "moe: ids {}, weights {} for z {}", ids.shape_text(), weights.shape_text(), z.shape_text());
-  if (tokens == 0) return;
-  const int64_t topk = ids.dim(1);
-  const int32_t first = static_cast<const int32_t*>(ids.data)[0];
-  K3_CHECK(first >= 0 && static_cast<size_t>(first) < experts.size(), "moe: expert {} of {}", first, experts.size());
-  const int64_t hidden = experts[static_cast<size_t>(first)].w1.rows;
-  K3_CHECK(hidden >= 1, "moe: expert {} has no weights", first);
+// One call in chunks of tokens. weights and out, or slot_out, are empty.
+void run(const Ctx& ctx, const Tensor& z, const Tensor& ids, std::span<const uint8_t> wanted, int64_t hidden,
+         std::span<const ExpertWeights> experts, const Glu& activation, const Tensor& weights, const Tensor& out,
+         const Tensor& slot_out) {
+  const int64_t tokens = z.dim(0), topk = ids.dim(1);
   const int64_t chunk = std::max<int64_t>(1, kMaxHidden / (topk * hidden));
   for (int64_t begin = 0; begin < tokens; begin += chunk) {
     const int64_t end = std::min(tokens, begin + chunk);
@@ -208,22 +209,79 @@ void moe(const Ctx& ctx, const Tensor& z, const Tensor& ids, const Tensor& weigh
               .experts = experts,
               .activation = activation,
               .z = z.slice(begin, end),
-              .weights = weights.slice(begin, end),
-              .out = out.slice(begin, end),
+              .weights = weights ? weights.slice(begin, end) : Tensor(),
+              .out = out ? out.slice(begin, end) : Tensor(),
+              .slot_out = slot_out ? slot_out.slice(begin * topk, end * topk) : Tensor(),
               .topk = topk,
               .width = z.dim(1),
               .hidden = hidden,
               .round = ctx.policy == Policy::bf16,
               .workers = serial ? 1 : ctx.pool->size(),
-              .plan = moe_plan(*ctx.workspace, ids.slice(begin, end), static_cast<int64_t>(experts.size())),
+              .plan = moe_plan(*ctx.workspace, ids.slice(begin, end), static_cast<int64_t>(experts.size()), wanted),
               .plain = {},
               .mixed = {},
               .h = {},
               .most = 0};
+    if (call.slots() == 0) continue;
     prepare_inputs(call);
     up_phase(call);
     down_phase(call);
   }
+}
+
+void check_ids(const Tensor& z, const Tensor& ids) {
+  K3_CHECK(z.rank == 2 && z.dtype == DType::f32 && ids.rank == 2 && ids.dim(0) == z.dim(0) && ids.dim(1) >= 1 &&
+               ids.dtype == DType::i32,
+           "moe: z {}, ids {}", z.shape_text(), ids.shape_text());
+}
+
+int64_t hidden_of(std::span<const ExpertWeights> experts, int32_t expert) {
+  K3_CHECK(expert >= 0 && static_cast<size_t>(expert) < experts.size(), "moe: expert {} of {}", expert, experts.size());
+  const int64_t hidden = experts[static_cast<size_t>(expert)].w1.rows;
+  K3_CHECK(hidden >= 1, "moe: expert {} has no weights", expert);
+  return hidden;
+}
+
+}  // namespace
+
+void moe(const Ctx& ctx, const Tensor& z, const Tensor& ids, const Tensor& weights, std::span<const ExpertWeights> experts,
+         const Glu& activation, const Tensor& out) noexcept {
+  check_ids(z, ids);
+  K3_CHECK(z.dims == out.dims && out.rank == 2 && out.dtype == DType::f32, "moe: z {}, out {}", z.shape_text(),
+           out.shape_text());
+  K3_CHECK(weights.rank == 2 && ids.dims == weights.dims && weights.dtype == DType::f32, "moe: ids {}, weights {}",
+           ids.shape_text(), weights.shape_text());
+  if (z.dim(0) == 0) return;
+  run(ctx, z, ids, {}, hidden_of(experts, *static_cast<const int32_t*>(ids.data)), experts, activation, weights, out, {});
+}
+
+void moe_slots(const Ctx& ctx, const Tensor& z, const Tensor& ids, std::span<const int32_t> subset,
+               std::span<const ExpertWeights> experts, const Glu& activation, const Tensor& slot_out) noexcept {
+  check_ids(z, ids);
+  K3_CHECK(slot_out.rank == 2 && slot_out.dtype == DType::f32 && slot_out.dim(0) == z.dim(0) * ids.dim(1) &&
+               slot_out.dim(1) == z.dim(1),
+           "moe_slots: z {}, ids {}, slot_out {}", z.shape_text(), ids.shape_text(), slot_out.shape_text());
+  if (z.dim(0) == 0 || subset.empty()) return;
+  const Workspace::Scope scope(*ctx.workspace);
+  const std::span<uint8_t> wanted(static_cast<uint8_t*>(ctx.workspace->bytes(static_cast<int64_t>(experts.size()))),
+                                  experts.size());
+  std::fill(wanted.begin(), wanted.end(), uint8_t{0});
+  for (const int32_t e : subset) {
+    hidden_of(experts, e);
+    wanted[static_cast<size_t>(e)] = 1;
+  }
+  run(ctx, z, ids, wanted, hidden_of(experts, subset[0]), experts, activation, {}, {}, slot_out);
+}
+
+void moe_combine(const Ctx& ctx, const Tensor& slot_out, const Tensor& weights, const Tensor& out) noexcept {
+  const int64_t topk = weights.dim(1);
+  K3_CHECK(out.dim(0) == weights.dim(0) && slot_out.dim(0) == out.dim(0) * topk && slot_out.dim(1) == out.dim(1),
+           "moe_combine: slot_out {}, weights {}, out {}", slot_out.shape_text(), weights.shape_text(), out.shape_text());
+  ctx.pool->parallel_for(out.dim(0), 16, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      combine_row(weights.row(t), topk, out.dim(1), [&](int64_t j) { return slot_out.row(t * topk + j); }, out.row(t));
+    }
+  });
 }
 
 }  // namespace k3::ops

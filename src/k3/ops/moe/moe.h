@@ -25,6 +25,14 @@ struct ExpertWeights {
 
 void moe(const Ctx& ctx, const Tensor& z, const Tensor& ids, const Tensor& weights, std::span<const ExpertWeights> experts,
          const Glu& activation, const Tensor& out) noexcept;
+
+// The same in parts, for experts that are not all in memory at once: slot_out [T * topk, R] gets the unweighted result
+// of every slot (t, j) whose expert is in `subset`; other rows stay as they are. Only experts of the subset need weights.
+// After all of them moe_combine sums in the order of ids. Whatever the parts, `out` is bit for bit that of moe.
+void moe_slots(const Ctx& ctx, const Tensor& z, const Tensor& ids, std::span<const int32_t> subset,
+               std::span<const ExpertWeights> experts, const Glu& activation, const Tensor& slot_out) noexcept;
+void moe_combine(const Ctx& ctx, const Tensor& slot_out, const Tensor& weights, const Tensor& out) noexcept;
+
 void moe_ref(const Tensor& z, const Tensor& ids, const Tensor& weights, std::span<const ExpertWeights> experts,
              const Glu& activation, bool round_to_bf16, const Tensor& out) noexcept;
 

@@ -17,20 +17,19 @@ std::span<T> take(Workspace& workspace, int64_t count) {
 
 }  // namespace
 
-MoePlan moe_plan(Workspace& workspace, const Tensor& ids, int64_t experts) {
+MoePlan moe_plan(Workspace& workspace, const Tensor& ids, int64_t experts, std::span<const uint8_t> wanted) {
   const int64_t topk = ids.dim(1), slots = ids.dim(0) * topk;
   const auto expert_of = [&](int64_t slot) {
     return static_cast<const int32_t*>(ids.data)[slot / topk * ids.stride(0) + slot % topk];
   };
   MoePlan plan;
-  plan.token_of = take<int32_t>(workspace, slots);
   plan.position_of = take<int32_t>(workspace, slots);
   const std::span<int64_t> next = take<int64_t>(workspace, experts + 1);  // start of each expert, then its next position
   std::fill(next.begin(), next.end(), 0);
   for (int64_t slot = 0; slot < slots; ++slot) {
     const int32_t e = expert_of(slot);
     K3_CHECK(e >= 0 && e < experts, "moe: expert {} of {}", e, experts);
-    ++next[static_cast<size_t>(e) + 1];
+    if (wanted.empty() || wanted[static_cast<size_t>(e)] != 0) ++next[static_cast<size_t>(e) + 1];
   }
   const int64_t active = experts + 1 - std::count(next.begin() + 1, next.end(), 0) - 1;
   plan.groups = take<MoeGroup>(workspace, active);
@@ -40,8 +39,16 @@ MoePlan moe_plan(Workspace& workspace, const Tensor& ids, int64_t experts) {
     next[e + 1] += next[e];
     if (count > 0) plan.groups[group++] = {static_cast<int32_t>(e), next[e], next[e + 1]};
   }
+  plan.token_of = take<int32_t>(workspace, next.back());
+  plan.slot_of = take<int32_t>(workspace, next.back());
   for (int64_t slot = 0; slot < slots; ++slot) {
-    const int64_t position = next[static_cast<size_t>(expert_of(slot))]++;
+    const auto e = static_cast<size_t>(expert_of(slot));
+    if (!wanted.empty() && wanted[e] == 0) {
+      plan.position_of[static_cast<size_t>(slot)] = -1;
+      continue;
+    }
+    const int64_t position = next[e]++;
+    plan.slot_of[static_cast<size_t>(position)] = static_cast<int32_t>(slot);
     plan.token_of[static_cast<size_t>(position)] = static_cast<int32_t>(slot / topk);
     plan.position_of[static_cast<size_t>(slot)] = static_cast<int32_t>(position);
   }

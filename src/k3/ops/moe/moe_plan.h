@@ -1,5 +1,6 @@
 // Purpose:  who computes what in one moe call: slots grouped by expert, and their split over workers.
 // Shapes:   a slot is one (token, j); slots [tokens * topk] in the order of tokens, positions in the order of experts.
+//           With `wanted` (one byte an expert) only slots of wanted experts have positions.
 // Units:    none.
 // Memory:   vectors of the call, taken from the workspace (spans into it).
 // Threads:  built by one thread, read by all.
@@ -23,10 +24,11 @@ struct MoeGroup {
 struct MoePlan {
   std::span<MoeGroup> groups;      // experts with at least one slot, ascending
   std::span<int32_t> token_of;     // position -> token
-  std::span<int32_t> position_of;  // slot -> position
+  std::span<int32_t> position_of;  // slot -> position, -1 for slots of experts that are not wanted
+  std::span<int32_t> slot_of;      // position -> slot
 };
 
-MoePlan moe_plan(Workspace& workspace, const Tensor& ids, int64_t experts);
+MoePlan moe_plan(Workspace& workspace, const Tensor& ids, int64_t experts, std::span<const uint8_t> wanted = {});
 
 struct RowRange {
   int64_t begin = 0;

@@ -135,6 +135,32 @@ TEST(Moe, ReferenceReadsPackedWeights) {
   EXPECT_EQ(a, b);
 }
 
+TEST(Moe, PartsGiveTheBitsOfTheWhole) {
+  constexpr int64_t kTokens = 37, kExperts = 11, kTopk = 3, kWidth = 96, kHidden = 160;
+  for (const Scheme scheme : {Scheme::mxfp4, Scheme::bf16}) {
+    const OwnedExperts experts = random_experts(scheme, kExperts, kWidth, kHidden, 5);
+    std::vector<float> zs = random_normal(kTokens * kWidth, 2);
+    const Tensor z = matrix(zs.data(), kTokens, kWidth);
+    Routing r = random_routing(kTokens, kExperts, kTopk, 8);
+    const Tensor ids = ids_of(r, kTokens, kTopk), weights = matrix(r.weights.data(), kTokens, kTopk);
+    for (const Isa isa : test_isas()) {
+      for (const Policy policy : {Policy::exact, Policy::bf16}) {
+        TestRun run(isa, 2, policy);
+        std::vector<float> whole(zs.size()), parts(zs.size()), slots(zs.size() * kTopk, NAN);
+        moe(run.ctx, z, ids, weights, experts.views, kSitu, matrix(whole.data(), kTokens, kWidth));
+        const Tensor slot_out = matrix(slots.data(), kTokens * kTopk, kWidth);
+        for (const std::vector<int32_t>& subset : {std::vector<int32_t>{0, 7, 3}, {}, {10}, {1, 2, 4, 5, 6, 8, 9}}) {
+          std::vector<ExpertWeights> present(experts.views.size());  // the others have no weights
+          for (const int32_t e : subset) present[static_cast<size_t>(e)] = experts.views[static_cast<size_t>(e)];
+          moe_slots(run.ctx, z, ids, subset, present, kSitu, slot_out);
+        }
+        moe_combine(run.ctx, slot_out, weights, matrix(parts.data(), kTokens, kWidth));
+        EXPECT_EQ(whole, parts) << isa_name(isa);
+      }
+    }
+  }
+}
+
 TEST(Moe, BitIdenticalWhateverNeighboursAndThreads) {
   constexpr int64_t kTokens = 90, kExperts = 12, kTopk = 4, kWidth = 96, kHidden = 160;
   for (const Scheme scheme : kSchemes) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstring>
 
 #include "k3/base/check.h"
 #include "k3/ops/mxfp4/mxfp4_kernels.h"
@@ -44,6 +45,35 @@ void mxfp4_dequantise(Isa isa, const uint8_t* packed, const uint8_t* scales, int
   if (isa >= Isa::avx512) return mxfp4_groups_avx512(packed, scales, groups, out);
   if (isa == Isa::avx2) return mxfp4_groups_avx2(packed, scales, groups, out);
   mxfp4_groups_portable(packed, scales, groups, out);
+}
+
+void mxfp4_relayout(uint8_t* packed, int64_t rows, int64_t cols) noexcept {
+  typedef uint8_t Bytes __attribute__((vector_size(16)));
+  const int64_t blocks = cols / kMxBlock;
+  for (int64_t row = 0; row < rows; ++row) {
+    uint8_t* p = packed + row * (cols / 2);
+    for (int64_t b = 0; b < blocks; ++b, p += kMxBlock / 2) {
+      Bytes g[4];
+      std::memcpy(g, p, sizeof(g));
+      // Byte j of group g has columns 2j and 2j + 1: bytes of the words 2j (even) and 2j + 1 (odd).
+      const Bytes even_low = (g[0] & 15) | (g[1] << 4), even_high = (g[2] & 15) | (g[3] << 4);
+      const Bytes odd_low = (g[0] >> 4) | (g[1] & 0xF0), odd_high = (g[2] >> 4) | (g[3] & 0xF0);
+      for (int64_t j = 0; j < 16; ++j) {
+        p[4 * j] = even_low[j];
+        p[4 * j + 1] = even_high[j];
+        p[4 * j + 2] = odd_low[j];
+        p[4 * j + 3] = odd_high[j];
+      }
+    }
+  }
+}
+
+int mxfp4_code(const uint8_t* row, int64_t cols, int64_t col) noexcept {
+  const int64_t block = col / kMxBlock, in_block = col % kMxBlock;
+  if (block == cols / kMxBlock) return col % 2 == 0 ? row[col / 2] & 15 : row[col / 2] >> 4;
+  const int64_t group = in_block / kMxGroup, word = in_block % kMxGroup;
+  const uint8_t byte = row[block * (kMxBlock / 2) + word * 2 + group / 2];
+  return group % 2 == 0 ? byte & 15 : byte >> 4;
 }
 
 Status mxfp4_quantise(const float* values, int64_t rows, int64_t cols, uint8_t* packed, uint8_t* scales) {

@@ -22,6 +22,16 @@ inline constexpr int64_t kMxGroup = 32;
 
 float mxfp4_value(int code);  // 0..15
 
+// Order in memory: what a Weight of scheme mxfp4 refers to. In each whole block of 128 columns of a row (64 bytes) the
+// 16-bit word i (0..31) holds in nibble g (0..3, lowest first) the code of column 32 g + i, so that a shift and one
+// 16-bit permute decode a group of 32 in its order. Columns beyond the last whole block keep the stored order.
+inline constexpr int64_t kMxBlock = 128;
+
+// Stored order to the order in memory, in place.
+void mxfp4_relayout(uint8_t* packed, int64_t rows, int64_t cols) noexcept;
+// Code of a column in a row that is in the order of memory.
+int mxfp4_code(const uint8_t* row, int64_t cols, int64_t col) noexcept;
+
 void mxfp4_dequantise(Isa isa, const uint8_t* packed, const uint8_t* scales, int64_t rows, int64_t cols,
                       float* out) noexcept;
 void mxfp4_dequantise_ref(const uint8_t* packed, const uint8_t* scales, int64_t rows, int64_t cols, float* out) noexcept;

@@ -155,5 +155,23 @@ TEST(Mxfp4, RefusesWhatHasNoForm) {
   EXPECT_NE(s.error().message.find("row 0, columns 0..31"), std::string::npos) << s.error().message;
 }
 
+TEST(Mxfp4, RelayoutMovesEveryCodeToItsPlace) {
+  for (const int64_t cols : {32, 96, 128, 160, 256, 480, 3584}) {
+    constexpr int64_t kRows = 3;
+    std::vector<uint8_t> stored(static_cast<size_t>(kRows * cols / 2));
+    const Rng rng(7, static_cast<uint64_t>(cols));
+    for (size_t i = 0; i < stored.size(); ++i) stored[i] = static_cast<uint8_t>(rng.bits(i));
+    std::vector<uint8_t> memory = stored;
+    mxfp4_relayout(memory.data(), kRows, cols);
+    for (int64_t row = 0; row < kRows; ++row) {
+      for (int64_t col = 0; col < cols; ++col) {
+        const uint8_t byte = stored[static_cast<size_t>((row * cols + col) / 2)];
+        ASSERT_EQ(mxfp4_code(memory.data() + row * cols / 2, cols, col), col % 2 == 0 ? byte & 15 : byte >> 4)
+            << cols << " columns, " << row << ", " << col;
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace k3::ops
