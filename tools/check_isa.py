@@ -15,7 +15,7 @@ OWN = re.compile(r"512|256|DW\.ref\.__gxx_personality")
 
 def main():
     build = pathlib.Path(sys.argv[1])
-    objects = [p for p in build.rglob("*.o") if re.search(r"_cpu_(avx2|avx512|amx)\.cc\.o$", p.name)]
+    objects = [p for p in build.rglob("*.o") if re.search(r"_cpu_(avx2|avx512|avx512bf16|amx)\.cc\.o$", p.name)]
     bad = []
     for path in objects:
         out = subprocess.run(["nm", "-C", "--defined-only", str(path)], capture_output=True, text=True, check=True).stdout

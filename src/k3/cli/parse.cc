@@ -37,7 +37,7 @@ void add_compute(CLI::App& app, ComputeOptions& o) {
       ->check(CLI::IsMember({"bf16", "exact"}))
       ->group(group);
   app.add_option("--cpu-isa", o.isa, "Instruction set: auto, " + ops::isa_names() + " (default auto)")
-      ->check(CLI::IsMember({"auto", "scalar", "avx2", "avx512", "amx"}))
+      ->check(CLI::IsMember({"auto", "scalar", "avx2", "avx512", "avx512bf16", "amx"}))
       ->group(group);
   app.add_option("--ctx", o.ctx_tokens, "Context in tokens (default: 32768, or the model's limit if that is less)")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 24))

@@ -16,19 +16,19 @@ void mla_layer(const ops::Ctx& ctx, const Config& config, const MlaWeights& w, c
   const int64_t query_width = config.qk_nope_head_dim + config.qk_rope_head_dim, value = config.v_head_dim;
   const auto latent_eps = static_cast<float>(config.latent_norm_eps);
 
+  // Everything that reads x, as one stream of weights.
   const Tensor q = ctx.workspace->tensor({tokens, heads * query_width});
-  if (w.q) {
-    ops::linear(ctx, x, w.q, q);
-  } else {
-    const Tensor latent = ctx.workspace->tensor({tokens, w.q_a.rows});
-    ops::linear(ctx, x, w.q_a, latent);
+  const Tensor kv = ctx.workspace->tensor({tokens, w.kv_a.rows});
+  const Tensor latent = w.q ? Tensor() : ctx.workspace->tensor({tokens, w.q_a.rows});
+  const Tensor gate = w.g ? ctx.workspace->tensor({tokens, heads * value}) : Tensor();
+  const ops::LinearPart parts[] = {w.q ? ops::LinearPart{w.q, q} : ops::LinearPart{w.q_a, latent}, {w.kv_a, kv}, {w.g, gate}};
+  ops::linear_many(ctx, x, std::span(parts, w.g ? 3 : 2));
+  if (!w.q) {
     ops::rms_norm(ctx, latent, w.q_a_norm, latent_eps, latent);
     ops::linear(ctx, latent, w.q_b, q);
   }
 
   // The step's latents go into the cache first; attention reads history and step alike from there.
-  const Tensor kv = ctx.workspace->tensor({tokens, w.kv_a.rows});
-  ops::linear(ctx, x, w.kv_a, kv);
   ops::latent_append(ctx, kv, w.kv_a_norm, latent_eps, batch.offsets, batch.history, cache.pages);
 
   const Tensor o = ctx.workspace->tensor({tokens, heads * value});
@@ -45,11 +45,7 @@ void mla_layer(const ops::Ctx& ctx, const Config& config, const MlaWeights& w, c
   args.out = o.reshape({tokens, heads, value});
   ops::mla(ctx, args);
 
-  if (w.g) {
-    const Tensor gate = ctx.workspace->tensor({tokens, heads * value});
-    ops::linear(ctx, x, w.g, gate);
-    ops::sigmoid_gate(ctx, gate, o);
-  }
+  if (w.g) ops::sigmoid_gate(ctx, gate, o);
   ops::linear(ctx, o, w.o, out);
 }
 

@@ -20,8 +20,8 @@ void mlp_layer(const ops::Ctx& ctx, const ops::Glu& activation, const MlpWeights
   const Workspace::Scope scope(*ctx.workspace);
   const Tensor gate = ctx.workspace->tensor({x.dim(0), w.gate.rows});
   const Tensor up = ctx.workspace->tensor({x.dim(0), w.up.rows});
-  ops::linear(ctx, x, w.gate, gate);
-  ops::linear(ctx, x, w.up, up);
+  const ops::LinearPart parts[] = {{w.gate, gate}, {w.up, up}};
+  ops::linear_many(ctx, x, parts);
   ops::glu(ctx, gate, up, activation, gate);
   ops::linear(ctx, gate, w.down, out);
 }
@@ -31,30 +31,38 @@ void moe_layer(const ops::Ctx& ctx, const Config& config, const MoeWeights& w, c
   const int64_t tokens = x.dim(0), topk = config.num_experts_per_token;
   const ops::Glu activation = activation_of(config);
 
-  // The router reads the full-width input in FP32.
+  // Everything that reads x, as one stream of weights. The router reads it in FP32.
   const Tensor logits = ctx.workspace->tensor({tokens, config.num_experts});
+  const Tensor z = w.down ? ctx.workspace->tensor({tokens, w.down.rows}) : x;
+  const Tensor shared_gate = w.shared ? ctx.workspace->tensor({tokens, w.shared.gate.rows}) : Tensor();
+  const Tensor shared_up = w.shared ? ctx.workspace->tensor({tokens, w.shared.up.rows}) : Tensor();
+  ops::LinearPart parts[4] = {{w.router, logits, true}};
+  size_t count = 1;
+  if (w.down) parts[count++] = {w.down, z};
+  if (w.shared) {
+    parts[count++] = {w.shared.gate, shared_gate};
+    parts[count++] = {w.shared.up, shared_up};
+  }
+  ops::linear_many(ctx, x, std::span(parts, count));
+
   const Tensor ids = ctx.workspace->tensor({tokens, topk}, DType::i32);
   const Tensor weights = ctx.workspace->tensor({tokens, topk});
-  ops::linear(ctx, x, w.router, logits, {.full_precision = true});
   ops::router(
       ctx, logits, w.router_bias,
       {.topk = topk, .renormalise = config.moe_renormalize, .scale = static_cast<float>(config.routed_scaling_factor)}, ids,
       weights);
 
+  const Tensor routed = w.down ? ctx.workspace->tensor({tokens, w.down.rows}) : out;
+  ops::moe(ctx, z, ids, weights, w.experts, activation, routed);
   if (w.down) {
     // Latent experts: the norm acts once on the weighted sum, before the up projection.
-    const Tensor z = ctx.workspace->tensor({tokens, w.down.rows});
-    const Tensor sum = ctx.workspace->tensor({tokens, w.down.rows});
-    ops::linear(ctx, x, w.down, z);
-    ops::moe(ctx, z, ids, weights, w.experts, activation, sum);
-    if (w.latent_norm) ops::rms_norm(ctx, sum, w.latent_norm, static_cast<float>(config.rms_norm_eps), sum);
-    ops::linear(ctx, sum, w.up, out);
-  } else {
-    ops::moe(ctx, x, ids, weights, w.experts, activation, out);
+    if (w.latent_norm) ops::rms_norm(ctx, routed, w.latent_norm, static_cast<float>(config.rms_norm_eps), routed);
+    ops::linear(ctx, routed, w.up, out);
   }
   if (w.shared) {
     const Tensor shared = ctx.workspace->tensor({tokens, config.hidden_size});
-    mlp_layer(ctx, activation, w.shared, x, shared);
+    ops::glu(ctx, shared_gate, shared_up, activation, shared_gate);
+    ops::linear(ctx, shared_gate, w.shared.down, shared);
     ops::add(ctx, shared, out);
   }
 }

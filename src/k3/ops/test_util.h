@@ -24,10 +24,10 @@ namespace k3::ops {
 // memcmp, also for empty vectors, whose data is null.
 inline int compare_bytes(const void* a, const void* b, size_t count) { return count == 0 ? 0 : std::memcmp(a, b, count); }
 
-// Every level this machine can run. amx is left out: below it lies oneDNN, tested by its own.
+// Every level this machine can run.
 inline std::vector<Isa> test_isas() {
   std::vector<Isa> isas;
-  for (const Isa isa : {Isa::scalar, Isa::avx2, Isa::avx512}) {
+  for (const Isa isa : {Isa::scalar, Isa::avx2, Isa::avx512, Isa::avx512bf16, Isa::amx}) {
     if (isa <= detect_isa()) isas.push_back(isa);
   }
   return isas;

@@ -12,7 +12,7 @@
 namespace k3::ops {
 namespace {
 
-constexpr std::array<std::string_view, 4> kNames = {"scalar", "avx2", "avx512", "amx"};
+constexpr std::array<std::string_view, 5> kNames = {"scalar", "avx2", "avx512", "avx512bf16", "amx"};
 
 #if defined(__x86_64__)
 // Linux grants the tile registers only on request (arch_prctl ARCH_REQ_XCOMP_PERM, feature 18).
@@ -22,13 +22,16 @@ bool request_amx() {
   return syscall(SYS_arch_prctl, kReqXcompPerm, kXtileData) == 0;
 }
 
+bool has_avx512_bf16() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a >> 5 & 1) != 0;
+}
+
 bool has_amx_bf16() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return false;
   const bool tile = (d >> 24 & 1) != 0, bf16 = (d >> 22 & 1) != 0;
-  if (__get_cpuid_count(7, 1, &a, &b, &c, &d) == 0) return false;
-  const bool avx512_bf16 = (a >> 5 & 1) != 0;
-  return tile && bf16 && avx512_bf16 && request_amx();
+  return tile && bf16 && request_amx();
 }
 
 // __builtin_cpu_supports of clang 14 does not know the name.
@@ -46,7 +49,8 @@ Isa detect() {
                       __builtin_cpu_supports("avx512vl") != 0 && __builtin_cpu_supports("avx512dq") != 0 &&
                       __builtin_cpu_supports("avx512vbmi") != 0;
   if (!avx512) return Isa::avx2;
-  return has_amx_bf16() ? Isa::amx : Isa::avx512;
+  if (!has_avx512_bf16()) return Isa::avx512;
+  return has_amx_bf16() ? Isa::amx : Isa::avx512bf16;
 }
 #else
 Isa detect() { return Isa::scalar; }
@@ -68,6 +72,10 @@ std::optional<Isa> isa_from_name(std::string_view name) {
   return std::nullopt;
 }
 
-std::string isa_names() { return "scalar, avx2, avx512, amx"; }
+std::string isa_names() {
+  std::string names;
+  for (const std::string_view name : kNames) names += (names.empty() ? "" : ", ") + std::string(name);
+  return names;
+}
 
 }  // namespace k3::ops

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "k3/base/check.h"
+#include "k3/ops/gemm/dots.h"
 #include "k3/ops/gemm/linear_onednn.h"
 #include "k3/ops/gemm/rows.h"
 
@@ -11,8 +12,6 @@ namespace {
 
 // Below this many products a second thread costs more (about 3 us to wake) than it saves.
 constexpr int64_t kSerialProducts = 1 << 16;
-// Rows of one worker are whole tiles of the kernel.
-constexpr int64_t kRowGrain = 4;
 
 void check_matrix(const Tensor& t, int64_t cols, const char* name) {
   K3_CHECK(t.rank == 2 && t.dtype == DType::f32 && t.dim(1) == cols && (t.dim(0) <= 1 || t.stride(0) >= cols),
@@ -26,65 +25,151 @@ T** row_pointers(Workspace& workspace, const Tensor& x) {
   return rows;
 }
 
-// Runs body(worker, begin, end) over [0, count) in contiguous parts of whole grains.
 template <class Body>
-void split_rows(ThreadPool& pool, int64_t count, bool serial, const Body& body) {
-  const int64_t units = (count + kRowGrain - 1) / kRowGrain;
-  const int64_t parts = serial ? 1 : std::min<int64_t>(units, pool.size());
-  if (parts <= 1) return body(0, int64_t{0}, count);
-  pool.run([&](int worker) {
-    if (worker >= parts) return;
-    body(worker, units * worker / parts * kRowGrain, std::min(count, units * (worker + 1) / parts * kRowGrain));
-  });
+void over_tokens(const Ctx& ctx, const Tensor& x, const Body& body) {
+  if (x.size() <= kSerialProducts) return body(int64_t{0}, x.dim(0));
+  ctx.pool->parallel_for(x.dim(0), 1, body);
 }
 
-// x as the kernel wants it: itself, or a rounded or de-interleaved copy in the workspace.
-Tensor prepared(const Ctx& ctx, const Tensor& x, bool round, bool deinterleave) {
-  if (!round && !deinterleave) return x;
-  const Tensor copy = ctx.workspace->tensor({x.dim(0), x.dim(1)});
-  const auto body = [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t) prepare_row(x.row(t), x.dim(1), round, deinterleave, copy.row(t));
-  };
-  if (x.size() <= kSerialProducts) {
-    body(0, x.dim(0));
-  } else {
-    ctx.pool->parallel_for(x.dim(0), 1, body);
+// x in the forms that kernels want, each made once for all weights that meet it.
+class Inputs {
+ public:
+  Inputs(const Ctx& ctx, const Tensor& x) : ctx_(ctx), x_(x) {}
+
+  const float* const* floats(bool round, bool deinterleave) {
+    const float**& rows = floats_[(round ? 2 : 0) + (deinterleave ? 1 : 0)];
+    if (rows != nullptr) return rows;
+    Tensor in = x_;
+    if (round || deinterleave) {
+      in = ctx_.workspace->tensor({x_.dim(0), x_.dim(1)});
+      over_tokens(ctx_, x_, [&](int64_t begin, int64_t end) {
+        for (int64_t t = begin; t < end; ++t) prepare_row(x_.row(t), x_.dim(1), round, deinterleave, in.row(t));
+      });
+    }
+    rows = row_pointers<const float>(*ctx_.workspace, in);
+    return rows;
   }
-  return copy;
+
+  const uint16_t* const* bf16() {
+    if (bf16_ != nullptr) return bf16_;
+    const int64_t tokens = x_.dim(0), cols = x_.dim(1), stride = dots_stride(cols);
+    auto* data = static_cast<uint16_t*>(ctx_.workspace->bytes(tokens * stride * 2));
+    bf16_ = static_cast<const uint16_t**>(ctx_.workspace->bytes(tokens * int64_t{sizeof(uint16_t*)}));
+    for (int64_t t = 0; t < tokens; ++t) bf16_[t] = data + t * stride;
+    over_tokens(ctx_, x_, [&](int64_t begin, int64_t end) {
+      for (int64_t t = begin; t < end; ++t) to_bf16_avx512bf16(x_.row(t), cols, data + t * stride);
+    });
+    return bf16_;
+  }
+
+ private:
+  const Ctx& ctx_;
+  const Tensor& x_;
+  const float** floats_[4] = {};
+  const uint16_t** bf16_ = nullptr;
+};
+
+// One weight of the call: the kernel that takes it and its place on the line of all rows.
+struct Part {
+  bool dots = false;
+  RowsJob rows;
+  DotsJob dot;
+  int64_t row_cost = 1;  // bytes: what a row costs when tokens are few; when they are many, near enough
+  int64_t start = 0;     // where the part begins on the line
+  int64_t count = 0;     // its rows
+
+  int64_t grain() const { return dots ? kDotsRowGrain : 4; }
+  // First row, a whole number of grains, at or after a point of the line.
+  int64_t row_at(int64_t point) const {
+    if (point <= start) return 0;
+    const int64_t unit = row_cost * grain();
+    return std::min(count, (point - start + unit - 1) / unit * grain());
+  }
+  void compute(int64_t begin, int64_t end, void* panel, RowsFn fn) const {
+    if (begin >= end) return;
+    if (dots) {
+      DotsJob job = dot;
+      job.row_begin = begin;
+      job.row_end = end;
+      job.panel = static_cast<uint16_t*>(panel);
+      return dots_avx512bf16(job);
+    }
+    RowsJob job = rows;
+    job.row_begin = begin;
+    job.row_end = end;
+    job.panel = static_cast<float*>(panel);
+    fn(job);
+  }
+};
+
+Part make_part(const Ctx& ctx, Inputs& inputs, const Tensor& x, const LinearPart& p) {
+  const bool round = ctx.policy == Policy::bf16 && !p.full_precision;
+  Part part;
+  part.count = p.w.rows;
+  part.row_cost = scheme_row_bytes(p.w.scheme, p.w.cols);
+  part.dots = round && dots_can(ctx.isa, p.w.scheme);
+  float* const* y = row_pointers<float>(*ctx.workspace, p.y);
+  if (part.dots) {
+    part.dot = {.x = inputs.bf16(), .tokens = x.dim(0), .w = p.w, .y = y};
+  } else {
+    part.rows = {.x = inputs.floats(round, p.w.scheme == Scheme::mxfp4), .tokens = x.dim(0), .w = p.w, .y = y};
+  }
+  return part;
+}
+
+constexpr int64_t kPanelBytes =
+    std::max<int64_t>(kPanelFloats * int64_t{sizeof(float)}, kDotsPanelElements * int64_t{sizeof(uint16_t)});
+
+void run_parts(const Ctx& ctx, std::span<Part> parts, int64_t tokens) {
+  int64_t line = 0, products = 0;
+  for (Part& part : parts) {
+    part.start = line;
+    line += part.row_cost * part.count;
+    products += tokens * part.count * (part.dots ? part.dot.w.cols : part.rows.w.cols);
+  }
+  const int64_t workers = products <= kSerialProducts ? 1 : ctx.pool->size();
+  auto* panels = static_cast<std::byte*>(ctx.workspace->bytes(workers * kPanelBytes));
+  const RowsFn fn = rows_fn(ctx.isa);
+  const auto body = [&](int64_t worker) {
+    const int64_t from = line * worker / workers, to = line * (worker + 1) / workers;
+    for (const Part& part : parts) part.compute(part.row_at(from), part.row_at(to), panels + worker * kPanelBytes, fn);
+  };
+  if (workers == 1) return body(0);
+  ctx.pool->run(body);
+}
+
+void check_part(const Tensor& x, const LinearPart& p) {
+  K3_CHECK(p.w && p.w.rows > 0 && p.w.cols > 0, "linear: weight of {} x {}", p.w.rows, p.w.cols);
+  check_matrix(x, p.w.cols, "x");
+  check_matrix(p.y, p.w.rows, "y");
+  K3_CHECK(x.dim(0) == p.y.dim(0), "linear: x {} and y {}", x.shape_text(), p.y.shape_text());
+  K3_CHECK(p.w.scheme != Scheme::mxfp4 || (p.w.cols % 32 == 0 && p.w.scales != nullptr),
+           "linear: mxfp4 weight of {} columns", p.w.cols);
 }
 
 }  // namespace
 
-void linear(const Ctx& ctx, const Tensor& x, const Weight& w, const Tensor& y, LinearOptions options) noexcept {
-  K3_CHECK(w && w.rows > 0 && w.cols > 0, "linear: weight of {} x {}", w.rows, w.cols);
-  check_matrix(x, w.cols, "x");
-  check_matrix(y, w.rows, "y");
-  K3_CHECK(x.dim(0) == y.dim(0), "linear: x {} and y {}", x.shape_text(), y.shape_text());
-  K3_CHECK(w.scheme != Scheme::mxfp4 || (w.cols % 32 == 0 && w.scales != nullptr), "linear: mxfp4 weight of {} columns",
-           w.cols);
-  if (x.dim(0) == 0) return;
-  const bool round = ctx.policy == Policy::bf16 && !options.full_precision;
-  if (round && !ctx.deterministic && linear_onednn_wins(ctx.isa, w.scheme, x.dim(0))) {
-    return linear_onednn(ctx, x, w, y);
-  }
+void linear_many(const Ctx& ctx, const Tensor& x, std::span<const LinearPart> parts) noexcept {
+  for (const LinearPart& p : parts) check_part(x, p);
+  if (x.dim(0) == 0 || parts.empty()) return;
   const Workspace::Scope scope(*ctx.workspace);
-  const Tensor in = prepared(ctx, x, round, w.scheme == Scheme::mxfp4);
-  RowsJob job;
-  job.x = row_pointers<const float>(*ctx.workspace, in);
-  job.y = row_pointers<float>(*ctx.workspace, y);
-  job.tokens = x.dim(0);
-  job.w = w;
-  const bool serial = job.tokens * w.rows * w.cols <= kSerialProducts;
-  const int64_t workers = serial ? 1 : ctx.pool->size();
-  float* panels = static_cast<float*>(ctx.workspace->bytes(workers * kPanelFloats * static_cast<int64_t>(sizeof(float))));
-  const RowsFn rows = rows_fn(ctx.isa);
-  split_rows(*ctx.pool, w.rows, serial, [&](int worker, int64_t begin, int64_t end) {
-    RowsJob part = job;
-    part.row_begin = begin;
-    part.row_end = end;
-    part.panel = panels + worker * kPanelFloats;
-    rows(part);
-  });
+  Inputs inputs(ctx, x);
+  auto* made = static_cast<Part*>(ctx.workspace->bytes(static_cast<int64_t>(parts.size() * sizeof(Part))));
+  size_t count = 0;
+  for (const LinearPart& p : parts) {
+    const bool round = ctx.policy == Policy::bf16 && !p.full_precision;
+    if (round && !ctx.deterministic && linear_onednn_wins(ctx.isa, p.w.scheme, x.dim(0))) {
+      linear_onednn(ctx, x, p.w, p.y);
+    } else {
+      made[count++] = make_part(ctx, inputs, x, p);
+    }
+  }
+  if (count > 0) run_parts(ctx, {made, count}, x.dim(0));
+}
+
+void linear(const Ctx& ctx, const Tensor& x, const Weight& w, const Tensor& y, LinearOptions options) noexcept {
+  const LinearPart part{w, y, options.full_precision};
+  linear_many(ctx, x, {&part, 1});
 }
 
 void linear_transposed(const Ctx& ctx, const Tensor& x, const Weight& w, const Tensor& y) noexcept {

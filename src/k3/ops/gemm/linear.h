@@ -7,9 +7,12 @@
 // Source:   model.md 3. Policy bf16 rounds x to BF16 (nearest even) before the product, unless
 //           full_precision; accumulation is FP32 in both policies. Tolerance against linear_ref (double):
 //           |y - ref| <= 2e-6 * sum_i |x_i w_i|, the bound
-//           of FP32 rounding for 16-lane partial sums; bf16 backends of oneDNN accumulate in FP32 too.
+//           of FP32 rounding for 16-lane partial sums; BF16 dots and tiles accumulate in FP32 too.
+//           In bf16 on avx512bf16 weights under 2^-123 in MXFP4 count as zero (dots.h).
 //           In deterministic (and in exact) each y[t, o] is one fixed-order sum over i whatever T is.
 #pragma once
+
+#include <span>
 
 #include "k3/ops/ctx.h"
 #include "k3/ops/weight.h"
@@ -19,6 +22,14 @@ namespace k3::ops {
 struct LinearOptions {
   bool full_precision = false;  // never round x (router logits)
 };
+
+// Several weights that meet one input: their rows form one stream, x is prepared once, one parallel region.
+struct LinearPart {
+  Weight w;
+  Tensor y;
+  bool full_precision = false;
+};
+void linear_many(const Ctx& ctx, const Tensor& x, std::span<const LinearPart> parts) noexcept;
 
 void linear(const Ctx& ctx, const Tensor& x, const Weight& w, const Tensor& y, LinearOptions options = {}) noexcept;
 void linear_ref(const Tensor& x, const Weight& w, const Tensor& y, bool round_x_to_bf16) noexcept;

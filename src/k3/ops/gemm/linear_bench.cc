@@ -27,7 +27,7 @@ void run(benchmark::State& state, Scheme scheme, Isa isa, bool onednn = false) {
   std::vector<float> x = random_normal(tokens * in, 1), y(static_cast<size_t>(tokens * out));
   ThreadPool pool(static_cast<int>(state.range(3)));
   Workspace workspace;
-  const Ctx ctx{.pool = &pool, .workspace = &workspace, .isa = isa};
+  const Ctx ctx{.pool = &pool, .workspace = &workspace, .isa = isa, .policy = isa >= Isa::avx512bf16 ? Policy::bf16 : Policy::exact};
   int64_t copy = 0;
   for (auto _ : state) {
     const Weight w{data.data() + copy * bytes, reinterpret_cast<const uint8_t*>(scales.data() + copy * scale_bytes), scheme,
@@ -59,6 +59,8 @@ BENCHMARK_CAPTURE(run, avx512_f32, Scheme::f32, Isa::avx512)->Apply(shapes);
 BENCHMARK_CAPTURE(run, avx512_bf16, Scheme::bf16, Isa::avx512)->Apply(shapes);
 BENCHMARK_CAPTURE(run, avx512_f16, Scheme::f16, Isa::avx512)->Apply(shapes);
 BENCHMARK_CAPTURE(run, avx512_mxfp4, Scheme::mxfp4, Isa::avx512)->Apply(shapes);
+BENCHMARK_CAPTURE(run, avx512bf16_mxfp4, Scheme::mxfp4, Isa::avx512bf16)->Apply(shapes);
+BENCHMARK_CAPTURE(run, avx512bf16_bf16, Scheme::bf16, Isa::avx512bf16)->Apply(shapes);
 BENCHMARK_CAPTURE(run, avx2_bf16, Scheme::bf16, Isa::avx2)->Apply(shapes);
 BENCHMARK_CAPTURE(run, avx2_mxfp4, Scheme::mxfp4, Isa::avx2)->Apply(shapes);
 BENCHMARK_CAPTURE(run, scalar_bf16, Scheme::bf16, Isa::scalar)->Apply(shapes);

@@ -6,6 +6,8 @@
 
 #include "k3/ops/cpu/tasks.h"
 #include "k3/ops/kda/kda_kernel.h"
+#include "k3/ops/rms_norm/rms_norm_kernel.h"
+#include "k3/ops/short_conv/short_conv_kernel.h"
 
 namespace k3::ops {
 namespace {
@@ -111,6 +113,45 @@ void kda(const Ctx& ctx, const KdaArgs& args) noexcept {
   const KdaKernels& kernel = kernels(ctx.isa);
   run_tasks(ctx, sequences * heads, [&](int worker, int64_t task) {
     run_head(args, kernel, ctx.deterministic, task / heads, task % heads, scratch + worker * scratch_floats);
+  });
+}
+
+void kda_mix(const Ctx& ctx, const KdaMixArgs& args) noexcept {
+  check(args.kda);
+  const int64_t tokens = args.kda.q.dim(0), heads = args.kda.q.dim(1), dim = args.kda.q.dim(2), channels = heads * dim;
+  const auto sequences = static_cast<int64_t>(args.kda.states.size());
+  K3_CHECK(dim <= kConvBlock && static_cast<int64_t>(args.tails.size()) == 3 * sequences, "kda_mix: {} wide, {} tails", dim,
+           args.tails.size());
+  for (const Tensor* taps : args.taps) {
+    K3_CHECK(taps != nullptr && taps->rank == 2 && taps->contiguous() && taps->dim(0) == channels && taps->dim(1) <= kMaxTaps,
+             "kda_mix: taps");
+  }
+  check_tensor(args.norm, {dim}, "norm");
+  check_tensor(args.gate, {tokens, channels}, "gate");
+  check_tensor(args.y, {tokens, channels}, "y");
+  if (tokens == 0) return;
+  const Workspace::Scope scope(*ctx.workspace);
+  const int64_t scratch_floats = kda_scratch_floats(dim);
+  float* scratch = ctx.workspace->tensor({worker_count(ctx), scratch_floats}).f32();
+  const KdaKernels& kernel = kernels(ctx.isa);
+  const ConvKernel conv = conv_kernel(ctx.isa);
+  const NormRowFn norm = norm_row_fn(ctx.isa);
+  const Tensor* inputs[3] = {&args.kda.q, &args.kda.k, &args.kda.v};
+  run_tasks(ctx, sequences * heads, [&](int worker, int64_t task) {
+    const int64_t sequence = task / heads, head = task % heads, begin = head * dim;
+    const int64_t first = args.kda.offsets[static_cast<size_t>(sequence)];
+    const int64_t count = args.kda.offsets[static_cast<size_t>(sequence) + 1] - first;
+    if (count == 0) return;
+    for (size_t part = 0; part < 3; ++part) {
+      const Tensor x = inputs[part]->reshape({tokens, channels});
+      short_conv_block(conv, x, *args.taps[part], first, count, args.tails[static_cast<size_t>(3 * sequence) + part], x, begin,
+                       begin + dim);
+    }
+    run_head(args.kda, kernel, ctx.deterministic, sequence, head, scratch + worker * scratch_floats);
+    for (int64_t t = first; t < first + count; ++t) {
+      norm(args.kda.out.f32() + t * channels + begin, args.norm.f32(), args.gate.row(t) + begin, args.eps, dim,
+           args.y.row(t) + begin);
+    }
   });
 }
 

@@ -19,6 +19,7 @@
 #include <span>
 
 #include "k3/ops/ctx.h"
+#include "k3/ops/short_conv/short_conv.h"
 
 namespace k3::ops {
 
@@ -43,6 +44,21 @@ struct KdaArgs {
 
 void kda(const Ctx& ctx, const KdaArgs& args) noexcept;
 void kda_ref(const KdaArgs& args) noexcept;
+
+// The whole token mixer of a KDA layer in one pass over each head: convolution with SiLU of q, k and v (short_conv), the
+// recurrence, then the gated RMSNorm per head. One parallel region; the arithmetic is that of the three ops.
+// args.q, k, v hold projections and are overwritten by their convolutions; args.out is overwritten by the recurrence's
+// output. taps [H * D, K]; tails[3 * s + part] of sequence s; gate, y [T, H * D]. D is at most 256.
+struct KdaMixArgs {
+  KdaArgs kda;
+  const Tensor* taps[3] = {};
+  std::span<const ConvTail> tails;
+  Tensor norm;  // [D]
+  Tensor gate;
+  float eps = 0;
+  Tensor y;
+};
+void kda_mix(const Ctx& ctx, const KdaMixArgs& args) noexcept;
 
 // Log decay alone, g [T, H, D] (also used by tests): exposed because it is the classic trap.
 void kda_decay_ref(const Tensor& z, const Tensor& a_log, const Tensor& dt_bias, std::optional<float> lower_bound,

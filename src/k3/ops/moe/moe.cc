@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "k3/base/check.h"
+#include "k3/ops/gemm/dots.h"
 #include "k3/ops/gemm/rows.h"
 #include "k3/ops/moe/moe_plan.h"
 
@@ -35,9 +36,13 @@ struct Call {
   bool round;
   int64_t workers;
   MoePlan plan;
+  int64_t most;         // slots of the largest group
   Tensor plain, mixed;  // z in the order of unpacked and of mxfp4 weights; empty when no expert needs it
   Tensor h;             // [slots, hidden], rows by position, in the order that the expert's w2 wants
-  int64_t most;         // slots of the largest group
+  // On BF16 dots z and h are BF16 rows of dots_stride instead.
+  bool dots;
+  uint16_t* z_bf16;
+  uint16_t* h_bf16;
 
   const ExpertWeights& expert(const MoeGroup& g) const { return experts[static_cast<size_t>(g.expert)]; }
   int64_t slots() const { return static_cast<int64_t>(plan.token_of.size()); }
@@ -45,7 +50,7 @@ struct Call {
 
 // Scratch of one worker, taken before the parallel region.
 struct Scratch {
-  float* panel;
+  void* panel;
   float* a;  // first phase: gate; second: results by position
   float* b;  // first phase: up
   float** a_rows;
@@ -55,54 +60,99 @@ struct Scratch {
 float* take_floats(Workspace& w, int64_t count) { return static_cast<float*>(w.bytes(count * 4)); }
 float** take_rows(Workspace& w, int64_t count) { return static_cast<float**>(w.bytes(count * int64_t{sizeof(float*)})); }
 
+constexpr int64_t kPanelBytes =
+    std::max<int64_t>(kPanelFloats * int64_t{sizeof(float)}, kDotsPanelElements * int64_t{sizeof(uint16_t)});
+
+// Rows of inputs in whichever form the call works on.
+struct InputRows {
+  const float* const* plain = nullptr;
+  const float* const* mixed = nullptr;
+  const uint16_t* const* bf16 = nullptr;
+  InputRows from(int64_t position) const {
+    return {plain == nullptr ? nullptr : plain + position, mixed == nullptr ? nullptr : mixed + position,
+            bf16 == nullptr ? nullptr : bf16 + position};
+  }
+};
+
+// y[i][row - origin] = rows [begin, end) of w times input i.
+void product(const Call& c, const InputRows& x, int64_t count, const Weight& w, int64_t begin, int64_t end, float* const* y,
+             int64_t origin, void* panel) {
+  if (c.dots) return dots_avx512bf16({x.bf16, count, w, begin, end, y, origin, static_cast<uint16_t*>(panel)});
+  rows_fn(c.ctx.isa)({is_mx(w) ? x.mixed : x.plain, count, w, begin, end, y, origin, static_cast<float*>(panel)});
+}
+
 template <class Body>
 void run_workers(const Call& c, const Body& body) {
   if (c.workers == 1) return body(0);
   c.ctx.pool->run(body);
 }
 
-void prepare_inputs(Call& c) {
-  Workspace& ws = *c.ctx.workspace;
-  bool any_mx = false, any_plain = false;
+// Weights of all groups against the call's shape; which forms of the inputs they want.
+struct Forms {
+  bool mx = false, plain = false, dots = true;
+};
+
+Forms check_groups(Call& c) {
+  Forms forms;
   c.most = 0;
   for (const MoeGroup& g : c.plan.groups) {
     const ExpertWeights& e = c.expert(g);
     check_weight(e.w1, c.hidden, c.width, g.expert, "w1");
     check_weight(e.w3, c.hidden, c.width, g.expert, "w3");
     check_weight(e.w2, c.width, c.hidden, g.expert, "w2");
-    for (const Weight* w : {&e.w1, &e.w3}) (is_mx(*w) ? any_mx : any_plain) = true;
+    for (const Weight* w : {&e.w1, &e.w3}) (is_mx(*w) ? forms.mx : forms.plain) = true;
+    for (const Weight* w : {&e.w1, &e.w2, &e.w3}) forms.dots &= c.round && dots_can(c.ctx.isa, w->scheme);
     c.most = std::max(c.most, g.end - g.begin);
   }
-  const int64_t tokens = c.z.dim(0);
-  if (any_plain) c.plain = c.round ? ws.tensor({tokens, c.width}) : c.z;
-  if (any_mx) c.mixed = ws.tensor({tokens, c.width});
+  return forms;
+}
+
+void prepare_inputs(Call& c) {
+  Workspace& ws = *c.ctx.workspace;
+  const Forms forms = check_groups(c);
+  const int64_t tokens = c.z.dim(0), stride = dots_stride(c.width);
+  c.dots = forms.dots;
+  if (c.dots) {
+    c.z_bf16 = static_cast<uint16_t*>(ws.bytes(tokens * stride * 2));
+    c.h_bf16 = static_cast<uint16_t*>(ws.bytes(c.slots() * dots_stride(c.hidden) * 2));
+  } else {
+    if (forms.plain) c.plain = c.round ? ws.tensor({tokens, c.width}) : c.z;
+    if (forms.mx) c.mixed = ws.tensor({tokens, c.width});
+    c.h = ws.tensor({c.slots(), c.hidden});
+  }
   const auto body = [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
-      if (any_plain && c.round) prepare_row(c.z.row(t), c.width, true, false, c.plain.row(t));
-      if (any_mx) prepare_row(c.z.row(t), c.width, c.round, true, c.mixed.row(t));
+      if (c.dots) {
+        to_bf16_avx512bf16(c.z.row(t), c.width, c.z_bf16 + t * stride);
+        continue;
+      }
+      if (forms.plain && c.round) prepare_row(c.z.row(t), c.width, true, false, c.plain.row(t));
+      if (forms.mx) prepare_row(c.z.row(t), c.width, c.round, true, c.mixed.row(t));
     }
   };
-  if (c.workers == 1) {
+  if (c.workers == 1 || tokens < 8) {
     body(0, tokens);
   } else {
     c.ctx.pool->parallel_for(tokens, 4, body);
   }
-  c.h = ws.tensor({c.slots(), c.hidden});
 }
 
 // Gate and up rows [begin, end) of one expert for its tokens, then the activation into h.
-void up_block(const Call& c, const MoeGroup& g, int64_t begin, int64_t end, const float* const* plain,
-              const float* const* mixed, Scratch& s) {
+void up_block(const Call& c, const MoeGroup& g, int64_t begin, int64_t end, const InputRows& x, Scratch& s) {
   const ExpertWeights& e = c.expert(g);
   const int64_t count = g.end - g.begin, rows = end - begin;
   for (int64_t i = 0; i < count; ++i) {
     s.a_rows[i] = s.a + i * kUpBlock;
     s.b_rows[i] = s.b + i * kUpBlock;
   }
-  const RowsFn fn = rows_fn(c.ctx.isa);
-  fn({is_mx(e.w1) ? mixed : plain, count, e.w1, begin, end, s.a_rows, begin, s.panel});
-  fn({is_mx(e.w3) ? mixed : plain, count, e.w3, begin, end, s.b_rows, begin, s.panel});
+  product(c, x, count, e.w1, begin, end, s.a_rows, begin, s.panel);
+  product(c, x, count, e.w3, begin, end, s.b_rows, begin, s.panel);
   for (int64_t i = 0; i < count; ++i) {
+    if (c.dots) {
+      glu_row(c.ctx.isa, s.a_rows[i], s.b_rows[i], rows, c.activation, s.a_rows[i]);
+      to_bf16_avx512bf16(s.a_rows[i], rows, c.h_bf16 + (g.begin + i) * dots_stride(c.hidden) + begin);
+      continue;
+    }
     float* hidden = c.h.row(g.begin + i) + begin;
     if (!c.round && !is_mx(e.w2)) {
       glu_row(c.ctx.isa, s.a_rows[i], s.b_rows[i], rows, c.activation, hidden);
@@ -116,17 +166,20 @@ void up_block(const Call& c, const MoeGroup& g, int64_t begin, int64_t end, cons
 void up_phase(const Call& c) {
   Workspace& ws = *c.ctx.workspace;
   const Workspace::Scope scope(ws);
-  // Input rows by position, for both orders of z.
+  // Input rows by position, in every form of z.
   const float** plain = const_cast<const float**>(take_rows(ws, c.slots()));
   const float** mixed = const_cast<const float**>(take_rows(ws, c.slots()));
+  auto** bf16 = static_cast<const uint16_t**>(ws.bytes(c.slots() * int64_t{sizeof(uint16_t*)}));
   for (int64_t p = 0; p < c.slots(); ++p) {
     const int64_t t = c.plan.token_of[static_cast<size_t>(p)];
     plain[p] = c.plain ? c.plain.row(t) : nullptr;
     mixed[p] = c.mixed ? c.mixed.row(t) : nullptr;
+    bf16[p] = c.dots ? c.z_bf16 + t * dots_stride(c.width) : nullptr;
   }
+  const InputRows inputs{plain, mixed, bf16};
   auto* scratch = static_cast<Scratch*>(ws.bytes(c.workers * int64_t{sizeof(Scratch)}));
   for (int64_t i = 0; i < c.workers; ++i) {
-    scratch[i] = {take_floats(ws, kPanelFloats), take_floats(ws, c.most * kUpBlock), take_floats(ws, c.most * kUpBlock),
+    scratch[i] = {ws.bytes(kPanelBytes), take_floats(ws, c.most * kUpBlock), take_floats(ws, c.most * kUpBlock),
                   take_rows(ws, c.most), take_rows(ws, c.most)};
   }
   run_workers(c, [&](int worker) {
@@ -134,7 +187,7 @@ void up_phase(const Call& c) {
       const MoeGroup& g = c.plan.groups[i];
       const RowRange range = moe_rows_of(c.plan, i, c.hidden, kUpBlock, worker, c.workers);
       for (int64_t row = range.begin; row < range.end; row += kUpBlock) {
-        up_block(c, g, row, std::min(row + kUpBlock, range.end), plain + g.begin, mixed + g.begin, scratch[worker]);
+        up_block(c, g, row, std::min(row + kUpBlock, range.end), inputs.from(g.begin), scratch[worker]);
       }
     }
   });
@@ -155,14 +208,13 @@ void combine_row(const float* weights, int64_t topk, int64_t columns, const Slot
 }
 
 // Output columns [begin, end) of all tokens: every slot's result, then the weighted sum in the order of ids.
-void down_block(const Call& c, int64_t begin, int64_t end, const float* const* hidden, const Scratch& s) {
-  const RowsFn fn = rows_fn(c.ctx.isa);
+void down_block(const Call& c, int64_t begin, int64_t end, const InputRows& hidden, const Scratch& s) {
   if (c.slot_out) {
     for (int64_t p = 0; p < c.slots(); ++p) s.a_rows[p] = c.slot_out.row(c.plan.slot_of[static_cast<size_t>(p)]) + begin;
   }
   for (const MoeGroup& g : c.plan.groups) {
     const ExpertWeights& e = c.expert(g);
-    fn({hidden + g.begin, g.end - g.begin, e.w2, begin, end, s.a_rows + g.begin, begin, s.panel});
+    product(c, hidden.from(g.begin), g.end - g.begin, e.w2, begin, end, s.a_rows + g.begin, begin, s.panel);
   }
   if (c.slot_out) return;
   for (int64_t t = 0; t < c.out.dim(0); ++t) {
@@ -175,16 +227,21 @@ void down_block(const Call& c, int64_t begin, int64_t end, const float* const* h
 void down_phase(const Call& c) {
   Workspace& ws = *c.ctx.workspace;
   const Workspace::Scope scope(ws);
-  const float** hidden = const_cast<const float**>(take_rows(ws, c.slots()));
-  for (int64_t p = 0; p < c.slots(); ++p) hidden[p] = c.h.row(p);
+  const float** floats = const_cast<const float**>(take_rows(ws, c.slots()));
+  auto** bf16 = static_cast<const uint16_t**>(ws.bytes(c.slots() * int64_t{sizeof(uint16_t*)}));
+  for (int64_t p = 0; p < c.slots(); ++p) {
+    floats[p] = c.h ? c.h.row(p) : nullptr;
+    bf16[p] = c.dots ? c.h_bf16 + p * dots_stride(c.hidden) : nullptr;
+  }
+  const InputRows hidden{floats, floats, bf16};
   auto* scratch = static_cast<Scratch*>(ws.bytes(c.workers * int64_t{sizeof(Scratch)}));
   for (int64_t i = 0; i < c.workers; ++i) {
-    scratch[i] = {take_floats(ws, kPanelFloats), nullptr, nullptr, take_rows(ws, c.slots()), nullptr};
+    scratch[i] = {ws.bytes(kPanelBytes), nullptr, nullptr, take_rows(ws, c.slots()), nullptr};
     if (c.slot_out) continue;
     scratch[i].a = take_floats(ws, c.slots() * kDownBlock);
     for (int64_t p = 0; p < c.slots(); ++p) scratch[i].a_rows[p] = scratch[i].a + p * kDownBlock;
   }
-  constexpr int64_t kGrain = 4;  // tile of the row kernel
+  constexpr int64_t kGrain = 8;  // tile of the row kernels
   const int64_t units = (c.width + kGrain - 1) / kGrain;
   run_workers(c, [&](int worker) {
     const int64_t begin = units * worker / c.workers * kGrain;
@@ -218,10 +275,13 @@ void run(const Ctx& ctx, const Tensor& z, const Tensor& ids, std::span<const uin
               .round = ctx.policy == Policy::bf16,
               .workers = serial ? 1 : ctx.pool->size(),
               .plan = moe_plan(*ctx.workspace, ids.slice(begin, end), static_cast<int64_t>(experts.size()), wanted),
+              .most = 0,
               .plain = {},
               .mixed = {},
               .h = {},
-              .most = 0};
+              .dots = false,
+              .z_bf16 = nullptr,
+              .h_bf16 = nullptr};
     if (call.slots() == 0) continue;
     prepare_inputs(call);
     up_phase(call);

@@ -10,15 +10,15 @@ void norm_row_portable(const float* x, const float* weight, const float* gate, f
   norm_row<VecPortable>(x, weight, gate, eps, n, out);
 }
 
+NormRowFn norm_row_fn(Isa isa) {
+  if (isa >= Isa::avx512) return norm_row_avx512;
+  return isa == Isa::avx2 ? norm_row_avx2 : norm_row_portable;
+}
+
 namespace {
 
 // Rows of fewer elements in all are not worth waking a thread.
 constexpr int64_t kSerialElements = 1 << 14;
-
-NormRowFn norm_fn(Isa isa) {
-  if (isa >= Isa::avx512) return norm_row_avx512;
-  return isa == Isa::avx2 ? norm_row_avx2 : norm_row_portable;
-}
 
 template <class Body>
 void for_rows(const Ctx& ctx, int64_t rows, int64_t elements, const Body& body) {
@@ -32,7 +32,7 @@ void rms_norm(const Ctx& ctx, const Tensor& x, const Tensor& weight, float eps, 
   K3_CHECK(x.rank == 2 && out.rank == 2 && x.dims == out.dims && weight.rank == 1 && weight.dim(0) == x.dim(1),
            "rms_norm: x {}, weight {}, out {}", x.shape_text(), weight.shape_text(), out.shape_text());
   K3_CHECK(x.dtype == DType::f32 && weight.dtype == DType::f32 && out.dtype == DType::f32);
-  const NormRowFn row = norm_fn(ctx.isa);
+  const NormRowFn row = norm_row_fn(ctx.isa);
   for_rows(ctx, x.dim(0), x.dim(1), [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) row(x.row(t), weight.f32(), nullptr, eps, x.dim(1), out.row(t));
   });
@@ -48,7 +48,7 @@ void gated_rms_norm(const Ctx& ctx, const Tensor& x, const Tensor& weight, const
              t->shape_text(), x.shape_text());
   }
   K3_CHECK(x.dtype == DType::f32 && weight.dtype == DType::f32 && gate.dtype == DType::f32 && out.dtype == DType::f32);
-  const NormRowFn row = norm_fn(ctx.isa);
+  const NormRowFn row = norm_row_fn(ctx.isa);
   for_rows(ctx, tokens * heads, width, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t t = i / heads, column = i % heads * width;

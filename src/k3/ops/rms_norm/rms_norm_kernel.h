@@ -7,6 +7,7 @@
 // Source:   rms_norm.h. Four accumulators hide the latency of the multiplier; their order is fixed.
 #pragma once
 
+#include "k3/ops/cpu/isa.h"
 #include "k3/ops/cpu/vec_math.h"
 
 namespace k3::ops {
@@ -16,6 +17,8 @@ using NormRowFn = void (*)(const float* x, const float* weight, const float* gat
 void norm_row_portable(const float* x, const float* weight, const float* gate, float eps, int64_t n, float* out) noexcept;
 void norm_row_avx2(const float* x, const float* weight, const float* gate, float eps, int64_t n, float* out) noexcept;
 void norm_row_avx512(const float* x, const float* weight, const float* gate, float eps, int64_t n, float* out) noexcept;
+
+NormRowFn norm_row_fn(Isa isa);
 
 template <class V>
 K3_VEC_INLINE float sum_of_squares(const float* x, int64_t n) {

@@ -8,14 +8,6 @@
 namespace k3::ops {
 namespace {
 
-// One task: a full vector of every instruction set several times over, and a cache line border at its edges.
-constexpr int64_t kChannelBlock = 256;
-
-ConvKernel kernel(Isa isa) {
-  if (isa >= Isa::avx512) return kConvAvx512;
-  return isa == Isa::avx2 ? kConvAvx2 : kConvPortable;
-}
-
 void check(const Tensor& x, const Tensor& taps, std::span<const int64_t> offsets, std::span<const ConvTail> tails,
            const Tensor& y) {
   K3_CHECK(x.rank == 2 && x.dtype == DType::f32, "short_conv: x is {}", x.shape_text());
@@ -34,32 +26,42 @@ void check(const Tensor& x, const Tensor& taps, std::span<const int64_t> offsets
   }
 }
 
-float read_tail(const ConvTail& tail, int64_t i) {
-  if (tail.dtype == DType::f32) return static_cast<const float*>(tail.data)[i];
-  return bf16_to_float(static_cast<const uint16_t*>(tail.data)[i]);
-}
-
-void write_tail(const ConvTail& tail, int64_t i, float x) {
+// Row n of the tail, channels [begin, begin + width), as floats and back.
+void read_tail(const ConvTail& tail, int64_t at, int64_t width, float* out) {
   if (tail.dtype == DType::f32) {
-    static_cast<float*>(tail.data)[i] = x;
+    std::copy_n(static_cast<const float*>(tail.data) + at, width, out);
   } else {
-    static_cast<uint16_t*>(tail.data)[i] = float_to_bf16(x);
+    const uint16_t* from = static_cast<const uint16_t*>(tail.data) + at;
+    for (int64_t c = 0; c < width; ++c) out[c] = bf16_to_float(from[c]);
   }
 }
 
-// Channels [begin, end) of one sequence with rows [first, first + tokens).
-void run_block(ConvKernel run_kernel, const Tensor& x, const Tensor& taps, int64_t first, int64_t tokens,
-               const ConvTail& tail, const Tensor& y, int64_t begin, int64_t end) {
-  const int64_t channels = taps.dim(0), count = taps.dim(1), carried = count - 1, width = end - begin;
-  float before[(kMaxTaps - 1) * kChannelBlock];
-  for (int64_t n = 0; n < carried; ++n) {
-    for (int64_t c = 0; c < width; ++c) before[n * kChannelBlock + c] = read_tail(tail, n * channels + begin + c);
+void write_tail(const ConvTail& tail, int64_t at, int64_t width, const float* x) {
+  if (tail.dtype == DType::f32) {
+    std::copy_n(x, width, static_cast<float*>(tail.data) + at);
+  } else {
+    uint16_t* to = static_cast<uint16_t*>(tail.data) + at;
+    for (int64_t c = 0; c < width; ++c) to[c] = float_to_bf16(x[c]);
   }
+}
+
+}  // namespace
+
+ConvKernel conv_kernel(Isa isa) {
+  if (isa >= Isa::avx512) return kConvAvx512;
+  return isa == Isa::avx2 ? kConvAvx2 : kConvPortable;
+}
+
+void short_conv_block(ConvKernel run_kernel, const Tensor& x, const Tensor& taps, int64_t first, int64_t tokens,
+                      const ConvTail& tail, const Tensor& y, int64_t begin, int64_t end) noexcept {
+  const int64_t channels = taps.dim(0), count = taps.dim(1), carried = count - 1, width = end - begin;
+  float before[(kMaxTaps - 1) * kConvBlock];
+  for (int64_t n = 0; n < carried; ++n) read_tail(tail, n * channels + begin, width, before + n * kConvBlock);
   // The new tail is taken first: y may overwrite x. Sequences shorter than K - 1 shift the old one.
   for (int64_t n = 0; n < carried; ++n) {
     const int64_t from = tokens + n - carried;  // row of x, or before it
-    const float* source = from >= 0 ? x.row(first + from) + begin : before + (from + carried) * kChannelBlock;
-    for (int64_t c = 0; c < width; ++c) write_tail(tail, n * channels + begin + c, source[c]);
+    write_tail(tail, n * channels + begin, width,
+               from >= 0 ? x.row(first + from) + begin : before + (from + carried) * kConvBlock);
   }
   ConvRun run;
   run.x = x.row(first) + begin;
@@ -68,7 +70,7 @@ void run_block(ConvKernel run_kernel, const Tensor& x, const Tensor& taps, int64
   run.y_stride = y.stride(0);
   run.taps = taps.row(begin);
   run.before = before;
-  run.before_stride = kChannelBlock;
+  run.before_stride = kConvBlock;
   run.taps_count = count;
   run.tokens = tokens;
   run.channels = width;
@@ -76,19 +78,17 @@ void run_block(ConvKernel run_kernel, const Tensor& x, const Tensor& taps, int64
   run_kernel(run);
 }
 
-}  // namespace
-
 void short_conv(const Ctx& ctx, const Tensor& x, const Tensor& taps, std::span<const int64_t> offsets,
                 std::span<const ConvTail> tails, const Tensor& y) noexcept {
   check(x, taps, offsets, tails, y);
   const int64_t channels = taps.dim(0);
-  const int64_t blocks = (channels + kChannelBlock - 1) / kChannelBlock;
-  const ConvKernel run_kernel = kernel(ctx.isa);
+  const int64_t blocks = (channels + kConvBlock - 1) / kConvBlock;
+  const ConvKernel run_kernel = conv_kernel(ctx.isa);
   run_tasks(ctx, blocks, [&](int, int64_t block) {
-    const int64_t begin = block * kChannelBlock, end = std::min(channels, begin + kChannelBlock);
+    const int64_t begin = block * kConvBlock, end = std::min(channels, begin + kConvBlock);
     for (size_t s = 0; s < tails.size(); ++s) {
       const int64_t tokens = offsets[s + 1] - offsets[s];
-      if (tokens > 0) run_block(run_kernel, x, taps, offsets[s], tokens, tails[s], y, begin, end);
+      if (tokens > 0) short_conv_block(run_kernel, x, taps, offsets[s], tokens, tails[s], y, begin, end);
     }
   });
 }

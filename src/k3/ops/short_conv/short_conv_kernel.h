@@ -10,9 +10,13 @@
 
 #include <cstdint>
 
+#include "k3/ops/short_conv/short_conv.h"
+
 namespace k3::ops {
 
 constexpr int64_t kMaxTaps = 8;
+// Most channels of one task: a full vector of every instruction set several times over, cache line borders at its edges.
+constexpr int64_t kConvBlock = 256;
 
 struct ConvRun {
   const float* x = nullptr;
@@ -30,5 +34,10 @@ struct ConvRun {
 
 using ConvKernel = void (*)(const ConvRun&);
 extern const ConvKernel kConvPortable, kConvAvx2, kConvAvx512;
+ConvKernel conv_kernel(Isa isa);
+
+// Channels [begin, end), at most kConvBlock, of one sequence with rows [first, first + tokens); also its tail.
+void short_conv_block(ConvKernel run_kernel, const Tensor& x, const Tensor& taps, int64_t first, int64_t tokens,
+                      const ConvTail& tail, const Tensor& y, int64_t begin, int64_t end) noexcept;
 
 }  // namespace k3::ops

@@ -1,0 +1,344 @@
+// dots.h: tiles of R output rows by NT tokens, accumulators in registers.
+#include <immintrin.h>
+
+#include <algorithm>
+
+#include "k3/ops/cpu/vec_math.h"
+#include "k3/ops/gemm/dots.h"
+#include "k3/ops/mxfp4/mxfp4.h"
+
+namespace k3::ops {
+namespace {
+
+using F = __m512;
+using I = __m512i;
+
+K3_VEC_INLINE F dot(F acc, I a, I b) {
+  return _mm512_dpbf16_ps(acc, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
+}
+
+// Sums of four vectors: pairs of lanes 1 apart, 2 apart, then the quarters.
+K3_VEC_INLINE __m128 sum4(F a, F b, F c, F d) {
+  const F ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+  const F cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+  const __m512d ab2 = _mm512_castps_pd(ab), cd2 = _mm512_castps_pd(cd);
+  const F q =
+      _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(ab2, cd2)), _mm512_castpd_ps(_mm512_unpackhi_pd(ab2, cd2)));
+  const __m256 h = _mm256_add_ps(_mm512_castps512_ps256(q), _mm512_extractf32x8_ps(q, 1));
+  return _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+}
+
+K3_VEC_INLINE const uint8_t* row_of(const DotsJob& job, int64_t row) {
+  return static_cast<const uint8_t*>(job.w.data) + std::min(row, job.row_end - 1) * scheme_row_bytes(job.w.scheme, job.w.cols);
+}
+
+// Weights stream through once when tokens are few. Rows follow each other in memory, so the place that many bytes on is
+// wanted soon; it is further away than hardware prefetchers look, and they stop at page ends. Asking beyond the end of the
+// data is harmless.
+constexpr int64_t kAheadBytes = 8192;
+
+template <int R>
+K3_VEC_INLINE int64_t bytes_ahead(int64_t row_bytes) {
+  const int64_t tile = R * row_bytes;
+  return (kAheadBytes + tile - 1) / tile * tile;
+}
+
+K3_VEC_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
+
+// ---- MXFP4: a code picks one of 16 BF16 words whose exponents carry the scale of the group ----
+
+// Words of the codes, twice: the permute looks at five bits, of which the highest belongs to the next code.
+alignas(64) constexpr uint16_t kCodes[32] = {0x0000, 0x3F00, 0x3F80, 0x3FC0, 0x4000, 0x4040, 0x4080, 0x40C0,
+                                             0x0000, 0xBF00, 0xBF80, 0xBFC0, 0xC000, 0xC040, 0xC080, 0xC0C0,
+                                             0x0000, 0x3F00, 0x3F80, 0x3FC0, 0x4000, 0x4040, 0x4080, 0x40C0,
+                                             0x0000, 0xBF00, 0xBF80, 0xBFC0, 0xC000, 0xC040, 0xC080, 0xC0C0};
+constexpr __mmask32 kNotZero = 0xFEFEFEFE;
+constexpr int64_t kGroups = kDotsBlock / kMxGroup;
+
+struct MxRow {
+  const uint8_t* codes;
+  const uint8_t* scales;  // bytes from the block's first group on
+  alignas(64) uint32_t deltas[kGroups];
+};
+
+// Exponent increments of a block's groups, twice in each dword; true when a group must count as zero.
+K3_VEC_INLINE bool prepare_scales(const uint8_t* scales, int64_t groups, uint32_t* deltas) {
+  __mmask16 tiny = 0;
+  for (int64_t g = 0; g < groups; g += 16) {
+    const __mmask16 m = groups - g >= 16 ? static_cast<__mmask16>(0xFFFF) : static_cast<__mmask16>((1U << (groups - g)) - 1U);
+    const I s = _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(m, scales + g));
+    tiny = static_cast<__mmask16>(tiny | _mm512_mask_cmplt_epu32_mask(m, s, _mm512_set1_epi32(2)));
+    const I delta = _mm512_slli_epi32(_mm512_sub_epi32(s, _mm512_set1_epi32(127)), 7);
+    const I low = _mm512_and_si512(delta, _mm512_set1_epi32(0xFFFF));
+    _mm512_store_si512(deltas + g, _mm512_or_si512(low, _mm512_slli_epi32(low, 16)));
+  }
+  return tiny != 0;
+}
+
+template <bool kTiny>
+K3_VEC_INLINE I scaled_table(const MxRow& row, int64_t group) {
+  const I delta = _mm512_set1_epi32(static_cast<int>(row.deltas[group]));
+  const __mmask32 live = kTiny && row.scales[group] < 2 ? 0U : kNotZero;
+  return _mm512_maskz_add_epi16(live, _mm512_load_si512(kCodes), delta);
+}
+
+// A group that is not part of a whole block: byte j holds columns 2 j and 2 j + 1.
+template <bool kTiny>
+K3_VEC_INLINE I decode_stored(const MxRow& row, int64_t k) {
+  const I bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(row.codes + k / 2)));
+  return _mm512_permutexvar_epi16(_mm512_or_si512(bytes, _mm512_slli_epi32(bytes, 12)), scaled_table<kTiny>(row, k / kMxGroup));
+}
+
+template <bool kTiny>
+K3_VEC_INLINE void decode_block(const MxRow& row, int64_t k, I* out) {
+  const I words = _mm512_loadu_si512(row.codes + k / 2);
+  const int64_t g = k / kMxGroup;
+  out[0] = _mm512_permutexvar_epi16(words, scaled_table<kTiny>(row, g));
+  out[1] = _mm512_permutexvar_epi16(_mm512_srli_epi16(words, 4), scaled_table<kTiny>(row, g + 1));
+  out[2] = _mm512_permutexvar_epi16(_mm512_srli_epi16(words, 8), scaled_table<kTiny>(row, g + 2));
+  out[3] = _mm512_permutexvar_epi16(_mm512_srli_epi16(words, 12), scaled_table<kTiny>(row, g + 3));
+}
+
+// R rows of a block of columns; `whole` of the columns lie in whole blocks of the packing.
+template <int R>
+struct MxRows {
+  MxRow row[R];
+  int64_t whole;
+  bool tiny = false;
+
+  K3_VEC_INLINE MxRows(const DotsJob& job, int64_t first, int64_t k0, int64_t columns) {
+    whole = std::min(columns, job.w.cols / kMxBlock * kMxBlock - k0);
+    K3_UNROLL
+    for (int r = 0; r < R; ++r) {
+      const int64_t o = std::min(first + r, job.row_end - 1);
+      row[r].codes = row_of(job, o) + k0 / 2;
+      row[r].scales = job.w.scales + o * (job.w.cols / kMxGroup) + k0 / kMxGroup;
+      prefetch(row[r].scales + bytes_ahead<R>(job.w.cols / 2) / 16);  // 16 bytes of codes to a scale
+      tiny |= prepare_scales(row[r].scales, columns / kMxGroup, row[r].deltas);
+    }
+  }
+};
+
+template <int R, int NT, bool kTiny>
+K3_VEC_INLINE void accumulate_mx(const MxRows<R>& w, int64_t ahead, const uint16_t* const* x, int64_t columns,
+                                 F (*acc)[R]) {
+  int64_t k = 0;
+  for (; k < w.whole; k += kMxBlock) {
+    I in[NT][4];
+    K3_UNROLL
+    for (int t = 0; t < NT; ++t) {
+      K3_UNROLL
+      for (int g = 0; g < 4; ++g) in[t][g] = _mm512_loadu_si512(x[t] + k + g * kMxGroup);
+    }
+    K3_UNROLL
+    for (int r = 0; r < R; ++r) {
+      prefetch(w.row[r].codes + k / 2 + ahead);
+      I rows[4];
+      decode_block<kTiny>(w.row[r], k, rows);
+      K3_UNROLL
+      for (int g = 0; g < 4; ++g) {
+        K3_UNROLL
+        for (int t = 0; t < NT; ++t) acc[t][r] = dot(acc[t][r], rows[g], in[t][g]);
+      }
+    }
+  }
+  for (; k < columns; k += kMxGroup) {
+    K3_UNROLL
+    for (int r = 0; r < R; ++r) {
+      const I row = decode_stored<kTiny>(w.row[r], k);
+      K3_UNROLL
+      for (int t = 0; t < NT; ++t) acc[t][r] = dot(acc[t][r], row, _mm512_loadu_si512(x[t] + k));
+    }
+  }
+}
+
+// Rows that are BF16 in memory (`stride` elements apart).
+template <int R, int NT, bool kStream>
+K3_VEC_INLINE void accumulate_bf16(const uint16_t* const* row, int64_t ahead, const uint16_t* const* x, int64_t columns,
+                                   F (*acc)[R]) {
+  int64_t k = 0;
+  for (; k + 32 <= columns; k += 32) {
+    I w[R];
+    K3_UNROLL
+    for (int r = 0; r < R; ++r) {
+      w[r] = _mm512_loadu_si512(row[r] + k);
+      if constexpr (kStream) prefetch(row[r] + k + ahead / 2);
+    }
+    K3_UNROLL
+    for (int t = 0; t < NT; ++t) {
+      const I in = _mm512_loadu_si512(x[t] + k);
+      K3_UNROLL
+      for (int r = 0; r < R; ++r) acc[t][r] = dot(acc[t][r], w[r], in);
+    }
+  }
+  if (k < columns) {
+    const __mmask32 m = static_cast<__mmask32>((uint64_t{1} << (columns - k)) - 1);
+    K3_UNROLL
+    for (int t = 0; t < NT; ++t) {
+      const I in = _mm512_maskz_loadu_epi16(m, x[t] + k);
+      K3_UNROLL
+      for (int r = 0; r < R; ++r) acc[t][r] = dot(acc[t][r], _mm512_maskz_loadu_epi16(m, row[r] + k), in);
+    }
+  }
+}
+
+template <int R, int NT>
+K3_VEC_INLINE void store_sums(const DotsJob& job, int64_t token, int64_t row, bool first, F (*acc)[R]) {
+  const int64_t rows = std::min<int64_t>(R, job.row_end - row);
+  K3_UNROLL
+  for (int t = 0; t < NT; ++t) {
+    float* y = job.y[token + t] + (row - job.y_origin);
+    float sums[R];
+    K3_UNROLL
+    for (int r = 0; r < R; r += 4) {
+      _mm_storeu_ps(sums + r, sum4(acc[t][r], acc[t][r + 1], acc[t][r + 2], acc[t][r + 3]));
+    }
+    for (int64_t r = 0; r < rows; ++r) y[r] = first ? sums[r] : y[r] + sums[r];
+  }
+}
+
+template <int R, int NT>
+void tile_mx(const DotsJob& job, const MxRows<R>& w, int64_t token, int64_t row, int64_t k0, int64_t columns) {
+  F acc[NT][R];
+  const uint16_t* x[NT];
+  K3_UNROLL
+  for (int t = 0; t < NT; ++t) {
+    x[t] = job.x[token + t] + k0;
+    K3_UNROLL
+    for (int r = 0; r < R; ++r) acc[t][r] = _mm512_setzero_ps();
+  }
+  const int64_t ahead = bytes_ahead<R>(job.w.cols / 2);
+  if (w.tiny) {
+    accumulate_mx<R, NT, true>(w, ahead, x, columns, acc);
+  } else {
+    accumulate_mx<R, NT, false>(w, ahead, x, columns, acc);
+  }
+  store_sums<R, NT>(job, token, row, k0 == 0, acc);
+}
+
+template <int R, int NT, bool kStream>
+void tile_bf16(const DotsJob& job, const uint16_t* w, int64_t stride, int64_t last, int64_t token, int64_t row, int64_t k0,
+               int64_t columns) {
+  F acc[NT][R];
+  const uint16_t* x[NT];
+  const uint16_t* rows[R];
+  K3_UNROLL
+  for (int r = 0; r < R; ++r) rows[r] = w + std::min<int64_t>(r, last) * stride;
+  K3_UNROLL
+  for (int t = 0; t < NT; ++t) {
+    x[t] = job.x[token + t] + k0;
+    K3_UNROLL
+    for (int r = 0; r < R; ++r) acc[t][r] = _mm512_setzero_ps();
+  }
+  accumulate_bf16<R, NT, kStream>(rows, kStream ? bytes_ahead<R>(stride * 2) : 0, x, columns, acc);
+  store_sums<R, NT>(job, token, row, k0 == 0, acc);
+}
+
+// ---- few tokens: weights are decoded in registers and used at once ----
+
+constexpr int64_t kDirectTokens = 4;
+
+template <int R, int NT>
+void direct(const DotsJob& job) {
+  for (int64_t row = job.row_begin; row < job.row_end; row += R) {
+    for (int64_t k0 = 0; k0 < job.w.cols; k0 += kDotsBlock) {
+      const int64_t columns = std::min(kDotsBlock, job.w.cols - k0);
+      if (job.w.scheme == Scheme::mxfp4) {
+        const MxRows<R> w(job, row, k0, columns);
+        tile_mx<R, NT>(job, w, 0, row, k0, columns);
+      } else {
+        const auto* w = reinterpret_cast<const uint16_t*>(row_of(job, row)) + k0;
+        tile_bf16<R, NT, true>(job, w, job.w.cols, job.row_end - 1 - row, 0, row, k0, columns);
+      }
+    }
+  }
+}
+
+// ---- many tokens: a block of rows and columns stays in the second-level cache while all tokens pass ----
+
+constexpr int64_t kTileTokens = 6;
+
+template <bool kTiny>
+void decode_row(const MxRow& row, int64_t whole, int64_t columns, uint16_t* out) {
+  int64_t k = 0;
+  for (; k < whole; k += kMxBlock) {
+    I words[4];
+    decode_block<kTiny>(row, k, words);
+    K3_UNROLL
+    for (int g = 0; g < 4; ++g) _mm512_storeu_si512(out + k + g * kMxGroup, words[g]);
+  }
+  for (; k < columns; k += kMxGroup) _mm512_storeu_si512(out + k, decode_stored<kTiny>(row, k));
+}
+
+void decode_panel(const DotsJob& job, int64_t row0, int64_t row1, int64_t k0, int64_t columns) {
+  for (int64_t row = row0; row < row1; ++row) {
+    const MxRows<1> w(job, row, k0, columns);
+    uint16_t* out = job.panel + (row - row0) * kDotsPanelStride;
+    if (w.tiny) {
+      decode_row<true>(w.row[0], w.whole, columns, out);
+    } else {
+      decode_row<false>(w.row[0], w.whole, columns, out);
+    }
+  }
+}
+
+template <int NT = kTileTokens>
+void tile_any(const DotsJob& job, const uint16_t* w, int64_t stride, int64_t last, int64_t token, int64_t count, int64_t row,
+              int64_t k0, int64_t columns) {
+  if constexpr (NT > 1) {
+    if (count < NT) return tile_any<NT - 1>(job, w, stride, last, token, count, row, k0, columns);
+  }
+  tile_bf16<4, NT, false>(job, w, stride, last, token, row, k0, columns);
+}
+
+void blocked(const DotsJob& job) {
+  const int64_t tiles = (job.tokens + kTileTokens - 1) / kTileTokens;  // of equal size, up to one
+  for (int64_t row0 = job.row_begin; row0 < job.row_end; row0 += kDotsPanelRows) {
+    const int64_t row1 = std::min(row0 + kDotsPanelRows, job.row_end);
+    for (int64_t k0 = 0; k0 < job.w.cols; k0 += kDotsBlock) {
+      const int64_t columns = std::min(kDotsBlock, job.w.cols - k0);
+      const uint16_t* w = job.panel;
+      int64_t stride = kDotsPanelStride;
+      if (job.w.scheme == Scheme::mxfp4) {
+        decode_panel(job, row0, row1, k0, columns);
+      } else {
+        w = reinterpret_cast<const uint16_t*>(row_of(job, row0)) + k0;
+        stride = job.w.cols;
+      }
+      for (int64_t i = 0; i < tiles; ++i) {
+        const int64_t token = job.tokens * i / tiles, count = job.tokens * (i + 1) / tiles - token;
+        for (int64_t row = row0; row < row1; row += 4) {
+          tile_any(job, w + (row - row0) * stride, stride, row1 - 1 - row, token, count, row, k0, columns);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void dots_avx512bf16(const DotsJob& job) noexcept {
+  if (job.tokens == 0 || job.row_begin >= job.row_end) return;
+  static_assert(kDirectTokens == 4);
+  switch (job.tokens) {
+    case 1: return direct<8, 1>(job);
+    case 2: return direct<8, 2>(job);
+    case 3: return direct<4, 3>(job);
+    case 4: return direct<4, 4>(job);
+    default: return blocked(job);
+  }
+}
+
+void to_bf16_avx512bf16(const float* x, int64_t count, uint16_t* out) noexcept {
+  int64_t i = 0;
+  for (; i + 16 <= count; i += 16) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i),
+                        reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(_mm512_loadu_ps(x + i))));
+  }
+  if (i < count) {
+    const auto m = static_cast<__mmask16>((1U << (count - i)) - 1U);
+    _mm256_mask_storeu_epi16(out + i, m, reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(_mm512_maskz_loadu_ps(m, x + i))));
+  }
+}
+
+}  // namespace k3::ops
