@@ -118,7 +118,7 @@ class Colibri:
     def commands(self, threads):
         ids = self.task.ids
         prefill = self.call(ids[:self.task.prompt], 1, threads)
-        prefill[1]["K3_CHUNK"] = "512"  # the largest it takes; its default of 32 is slower
+        prefill[1]["K3_CHUNK"] = "512"  # the largest it takes; 32 by default
         return {"prefill": prefill, "decode": self.call(ids[:self.task.warm], self.task.decode + 1, threads)}
 
     def parse(self, kind, out, err):
