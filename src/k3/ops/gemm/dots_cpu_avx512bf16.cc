@@ -3,9 +3,8 @@
 
 #include <algorithm>
 
-#include "k3/ops/cpu/vec_math.h"
 #include "k3/ops/gemm/dots.h"
-#include "k3/ops/mxfp4/mxfp4.h"
+#include "k3/ops/gemm/mx_words_avx512.h"
 
 namespace k3::ops {
 namespace {
@@ -45,59 +44,7 @@ K3_VEC_INLINE int64_t bytes_ahead(int64_t row_bytes) {
 
 K3_VEC_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 
-// ---- MXFP4: a code picks one of 16 BF16 words whose exponents carry the scale of the group ----
-
-// Words of the codes, twice: the permute looks at five bits, of which the highest belongs to the next code.
-alignas(64) constexpr uint16_t kCodes[32] = {0x0000, 0x3F00, 0x3F80, 0x3FC0, 0x4000, 0x4040, 0x4080, 0x40C0,
-                                             0x0000, 0xBF00, 0xBF80, 0xBFC0, 0xC000, 0xC040, 0xC080, 0xC0C0,
-                                             0x0000, 0x3F00, 0x3F80, 0x3FC0, 0x4000, 0x4040, 0x4080, 0x40C0,
-                                             0x0000, 0xBF00, 0xBF80, 0xBFC0, 0xC000, 0xC040, 0xC080, 0xC0C0};
-constexpr __mmask32 kNotZero = 0xFEFEFEFE;
-constexpr int64_t kGroups = kDotsBlock / kMxGroup;
-
-struct MxRow {
-  const uint8_t* codes;
-  const uint8_t* scales;  // bytes from the block's first group on
-  alignas(64) uint32_t deltas[kGroups];
-};
-
-// Exponent increments of a block's groups, twice in each dword; true when a group must count as zero.
-K3_VEC_INLINE bool prepare_scales(const uint8_t* scales, int64_t groups, uint32_t* deltas) {
-  __mmask16 tiny = 0;
-  for (int64_t g = 0; g < groups; g += 16) {
-    const __mmask16 m = groups - g >= 16 ? static_cast<__mmask16>(0xFFFF) : static_cast<__mmask16>((1U << (groups - g)) - 1U);
-    const I s = _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(m, scales + g));
-    tiny = static_cast<__mmask16>(tiny | _mm512_mask_cmplt_epu32_mask(m, s, _mm512_set1_epi32(2)));
-    const I delta = _mm512_slli_epi32(_mm512_sub_epi32(s, _mm512_set1_epi32(127)), 7);
-    const I low = _mm512_and_si512(delta, _mm512_set1_epi32(0xFFFF));
-    _mm512_store_si512(deltas + g, _mm512_or_si512(low, _mm512_slli_epi32(low, 16)));
-  }
-  return tiny != 0;
-}
-
-template <bool kTiny>
-K3_VEC_INLINE I scaled_table(const MxRow& row, int64_t group) {
-  const I delta = _mm512_set1_epi32(static_cast<int>(row.deltas[group]));
-  const __mmask32 live = kTiny && row.scales[group] < 2 ? 0U : kNotZero;
-  return _mm512_maskz_add_epi16(live, _mm512_load_si512(kCodes), delta);
-}
-
-// A group that is not part of a whole block: byte j holds columns 2 j and 2 j + 1.
-template <bool kTiny>
-K3_VEC_INLINE I decode_stored(const MxRow& row, int64_t k) {
-  const I bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(row.codes + k / 2)));
-  return _mm512_permutexvar_epi16(_mm512_or_si512(bytes, _mm512_slli_epi32(bytes, 12)), scaled_table<kTiny>(row, k / kMxGroup));
-}
-
-template <bool kTiny>
-K3_VEC_INLINE void decode_block(const MxRow& row, int64_t k, I* out) {
-  const I words = _mm512_loadu_si512(row.codes + k / 2);
-  const int64_t g = k / kMxGroup;
-  out[0] = _mm512_permutexvar_epi16(words, scaled_table<kTiny>(row, g));
-  out[1] = _mm512_permutexvar_epi16(_mm512_srli_epi16(words, 4), scaled_table<kTiny>(row, g + 1));
-  out[2] = _mm512_permutexvar_epi16(_mm512_srli_epi16(words, 8), scaled_table<kTiny>(row, g + 2));
-  out[3] = _mm512_permutexvar_epi16(_mm512_srli_epi16(words, 12), scaled_table<kTiny>(row, g + 3));
-}
+// ---- MXFP4 ----
 
 // R rows of a block of columns; `whole` of the columns lie in whole blocks of the packing.
 template <int R>
@@ -114,7 +61,7 @@ struct MxRows {
       row[r].codes = row_of(job, o) + k0 / 2;
       row[r].scales = job.w.scales + o * (job.w.cols / kMxGroup) + k0 / kMxGroup;
       prefetch(row[r].scales + bytes_ahead<R>(job.w.cols / 2) / 16);  // 16 bytes of codes to a scale
-      tiny |= prepare_scales(row[r].scales, columns / kMxGroup, row[r].deltas);
+      tiny |= mx_prepare_scales(row[r].scales, columns / kMxGroup, row[r].deltas);
     }
   }
 };
@@ -134,7 +81,7 @@ K3_VEC_INLINE void accumulate_mx(const MxRows<R>& w, int64_t ahead, const uint16
     for (int r = 0; r < R; ++r) {
       prefetch(w.row[r].codes + k / 2 + ahead);
       I rows[4];
-      decode_block<kTiny>(w.row[r], k, rows);
+      mx_block<kTiny>(w.row[r], k, rows);
       K3_UNROLL
       for (int g = 0; g < 4; ++g) {
         K3_UNROLL
@@ -146,7 +93,7 @@ K3_VEC_INLINE void accumulate_mx(const MxRows<R>& w, int64_t ahead, const uint16
     K3_UNROLL
     for (int r = 0; r < R; ++r) {
       prefetch(w.row[r].codes + k / 2 + ahead);
-      const I row = decode_stored<kTiny>(w.row[r], k);
+      const I row = mx_stored_group<kTiny>(w.row[r], k);
       K3_UNROLL
       for (int t = 0; t < NT; ++t) acc[t][r] = dot(acc[t][r], row, _mm512_loadu_si512(x[t] + k));
     }
@@ -303,27 +250,9 @@ void direct(const DotsJob& job) {
 
 constexpr int64_t kTileTokens = 6;
 
-template <bool kTiny>
-void decode_row(const MxRow& row, int64_t whole, int64_t columns, uint16_t* out) {
-  int64_t k = 0;
-  for (; k < whole; k += kMxBlock) {
-    I words[4];
-    decode_block<kTiny>(row, k, words);
-    K3_UNROLL
-    for (int g = 0; g < 4; ++g) _mm512_storeu_si512(out + k + g * kMxGroup, words[g]);
-  }
-  for (; k < columns; k += kMxGroup) _mm512_storeu_si512(out + k, decode_stored<kTiny>(row, k));
-}
-
 void decode_panel(const DotsJob& job, int64_t row0, int64_t row1, int64_t k0, int64_t columns) {
   for (int64_t row = row0; row < row1; ++row) {
-    const MxRows<1> w(job, row, k0, columns);
-    uint16_t* out = job.panel + (row - row0) * kDotsPanelStride;
-    if (w.tiny) {
-      decode_row<true>(w.row[0], w.whole, columns, out);
-    } else {
-      decode_row<false>(w.row[0], w.whole, columns, out);
-    }
+    mx_decode(job.w, row, k0, columns, job.panel + (row - row0) * kDotsPanelStride);
   }
 }
 

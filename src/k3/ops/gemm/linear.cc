@@ -4,8 +4,8 @@
 
 #include "k3/base/check.h"
 #include "k3/ops/gemm/dots.h"
-#include "k3/ops/gemm/linear_onednn.h"
 #include "k3/ops/gemm/rows.h"
+#include "k3/ops/gemm/tiles.h"
 
 namespace k3::ops {
 namespace {
@@ -62,23 +62,43 @@ class Inputs {
     return bf16_;
   }
 
+  // Packed for the tile unit.
+  const uint16_t* tiles() {
+    if (tiles_ != nullptr) return tiles_;
+    const int64_t tokens = x_.dim(0), cols = x_.dim(1);
+    const uint16_t* const* rows = bf16();
+    auto* packed = static_cast<uint16_t*>(ctx_.workspace->bytes(tiles_packed_elements(tokens, cols) * 2));
+    ctx_.pool->parallel_for(tokens, 16, [&](int64_t begin, int64_t end) { pack_tiles_avx512bf16(rows, begin, end, cols, packed); });
+    tiles_ = packed;
+    return packed;
+  }
+
  private:
   const Ctx& ctx_;
   const Tensor& x_;
   const float** floats_[4] = {};
   const uint16_t** bf16_ = nullptr;
+  const uint16_t* tiles_ = nullptr;
 };
 
 // One weight of the call: the kernel that takes it and its place on the line of all rows.
 struct Part {
-  bool dots = false;
+  enum class Kernel { rows, dots, tiles } kernel = Kernel::rows;
   RowsJob rows;
-  DotsJob dot;
+  DotsJob dots;
+  TilesJob tiles;
   int64_t row_cost = 1;  // bytes: what a row costs when tokens are few; when they are many, near enough
   int64_t start = 0;     // where the part begins on the line
   int64_t count = 0;     // its rows
 
-  int64_t grain() const { return dots ? kDotsRowGrain : 4; }
+  int64_t grain() const {
+    switch (kernel) {
+      case Kernel::rows: return 4;
+      case Kernel::dots: return kDotsRowGrain;
+      case Kernel::tiles: return kTilesRows;
+    }
+    return 1;
+  }
   // First row, a whole number of grains, at or after a point of the line.
   int64_t row_at(int64_t point) const {
     if (point <= start) return 0;
@@ -87,18 +107,20 @@ struct Part {
   }
   void compute(int64_t begin, int64_t end, void* panel, RowsFn fn) const {
     if (begin >= end) return;
-    if (dots) {
-      DotsJob job = dot;
-      job.row_begin = begin;
-      job.row_end = end;
-      job.panel = static_cast<uint16_t*>(panel);
-      return dots_avx512bf16(job);
+    switch (kernel) {
+      case Kernel::rows: return fn(range(rows, begin, end, static_cast<float*>(panel)));
+      case Kernel::dots: return dots_avx512bf16(range(dots, begin, end, static_cast<uint16_t*>(panel)));
+      case Kernel::tiles: return tiles_amx(range(tiles, begin, end, static_cast<uint16_t*>(panel)));
     }
-    RowsJob job = rows;
+  }
+
+ private:
+  template <class Job, class Element>
+  static Job range(Job job, int64_t begin, int64_t end, Element* panel) {
     job.row_begin = begin;
     job.row_end = end;
-    job.panel = static_cast<float*>(panel);
-    fn(job);
+    job.panel = panel;
+    return job;
   }
 };
 
@@ -107,25 +129,29 @@ Part make_part(const Ctx& ctx, Inputs& inputs, const Tensor& x, const LinearPart
   Part part;
   part.count = p.w.rows;
   part.row_cost = scheme_row_bytes(p.w.scheme, p.w.cols);
-  part.dots = round && dots_can(ctx.isa, p.w.scheme);
   float* const* y = row_pointers<float>(*ctx.workspace, p.y);
-  if (part.dots) {
-    part.dot = {.x = inputs.bf16(), .tokens = x.dim(0), .w = p.w, .y = y};
+  const int64_t tokens = x.dim(0);
+  if (round && !ctx.deterministic && tokens >= kTilesFrom && tiles_can(ctx.isa, p.w)) {
+    part.kernel = Part::Kernel::tiles;
+    part.tiles = {.x = inputs.tiles(), .tokens = tokens, .w = p.w, .y = y};
+  } else if (round && dots_can(ctx.isa, p.w.scheme)) {
+    part.kernel = Part::Kernel::dots;
+    part.dots = {.x = inputs.bf16(), .tokens = tokens, .w = p.w, .y = y};
   } else {
-    part.rows = {.x = inputs.floats(round, p.w.scheme == Scheme::mxfp4), .tokens = x.dim(0), .w = p.w, .y = y};
+    part.rows = {.x = inputs.floats(round, p.w.scheme == Scheme::mxfp4), .tokens = tokens, .w = p.w, .y = y};
   }
   return part;
 }
 
 constexpr int64_t kPanelBytes =
-    std::max<int64_t>(kPanelFloats * int64_t{sizeof(float)}, kDotsPanelElements * int64_t{sizeof(uint16_t)});
+    std::max<int64_t>({kPanelFloats * int64_t{4}, kDotsPanelElements * int64_t{2}, kTilesPanelElements * int64_t{2}});
 
-void run_parts(const Ctx& ctx, std::span<Part> parts, int64_t tokens) {
+void run_parts(const Ctx& ctx, std::span<Part> parts, int64_t tokens, int64_t cols) {
   int64_t line = 0, products = 0;
   for (Part& part : parts) {
     part.start = line;
     line += part.row_cost * part.count;
-    products += tokens * part.count * (part.dots ? part.dot.w.cols : part.rows.w.cols);
+    products += tokens * part.count * cols;
   }
   const int64_t workers = products <= kSerialProducts ? 1 : ctx.pool->size();
   auto* panels = static_cast<std::byte*>(ctx.workspace->bytes(workers * kPanelBytes));
@@ -156,15 +182,8 @@ void linear_many(const Ctx& ctx, const Tensor& x, std::span<const LinearPart> pa
   Inputs inputs(ctx, x);
   auto* made = static_cast<Part*>(ctx.workspace->bytes(static_cast<int64_t>(parts.size() * sizeof(Part))));
   size_t count = 0;
-  for (const LinearPart& p : parts) {
-    const bool round = ctx.policy == Policy::bf16 && !p.full_precision;
-    if (round && !ctx.deterministic && linear_onednn_wins(ctx.isa, p.w.scheme, x.dim(0))) {
-      linear_onednn(ctx, x, p.w, p.y);
-    } else {
-      made[count++] = make_part(ctx, inputs, x, p);
-    }
-  }
-  if (count > 0) run_parts(ctx, {made, count}, x.dim(0));
+  for (const LinearPart& p : parts) made[count++] = make_part(ctx, inputs, x, p);
+  run_parts(ctx, {made, count}, x.dim(0), x.dim(1));
 }
 
 void linear(const Ctx& ctx, const Tensor& x, const Weight& w, const Tensor& y, LinearOptions options) noexcept {

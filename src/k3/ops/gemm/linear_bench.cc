@@ -61,6 +61,8 @@ BENCHMARK_CAPTURE(run, avx512_f16, Scheme::f16, Isa::avx512)->Apply(shapes);
 BENCHMARK_CAPTURE(run, avx512_mxfp4, Scheme::mxfp4, Isa::avx512)->Apply(shapes);
 BENCHMARK_CAPTURE(run, avx512bf16_mxfp4, Scheme::mxfp4, Isa::avx512bf16)->Apply(shapes);
 BENCHMARK_CAPTURE(run, avx512bf16_bf16, Scheme::bf16, Isa::avx512bf16)->Apply(shapes);
+BENCHMARK_CAPTURE(run, amx_bf16, Scheme::bf16, Isa::amx)->Apply(shapes);
+BENCHMARK_CAPTURE(run, amx_mxfp4, Scheme::mxfp4, Isa::amx)->Apply(shapes);
 BENCHMARK_CAPTURE(run, avx2_bf16, Scheme::bf16, Isa::avx2)->Apply(shapes);
 BENCHMARK_CAPTURE(run, avx2_mxfp4, Scheme::mxfp4, Isa::avx2)->Apply(shapes);
 BENCHMARK_CAPTURE(run, scalar_bf16, Scheme::bf16, Isa::scalar)->Apply(shapes);

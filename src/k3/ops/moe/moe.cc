@@ -5,6 +5,7 @@
 #include "k3/base/check.h"
 #include "k3/ops/gemm/dots.h"
 #include "k3/ops/gemm/rows.h"
+#include "k3/ops/gemm/tiles.h"
 #include "k3/ops/moe/moe_plan.h"
 
 namespace k3::ops {
@@ -39,10 +40,12 @@ struct Call {
   int64_t most;         // slots of the largest group
   Tensor plain, mixed;  // z in the order of unpacked and of mxfp4 weights; empty when no expert needs it
   Tensor h;             // [slots, hidden], rows by position, in the order that the expert's w2 wants
-  // On BF16 dots z and h are BF16 rows of dots_stride instead.
-  bool dots;
+  // On BF16 dots z and h are BF16 rows of dots_stride instead, and on tiles groups of enough tokens have them packed too.
+  bool dots, tiles;
   uint16_t* z_bf16;
   uint16_t* h_bf16;
+  uint16_t* packed;         // of z, then of h
+  int64_t* packed_tokens;   // [groups + 1] where a group's packed tokens begin; empty for thin groups
 
   const ExpertWeights& expert(const MoeGroup& g) const { return experts[static_cast<size_t>(g.expert)]; }
   int64_t slots() const { return static_cast<int64_t>(plan.token_of.size()); }
@@ -61,7 +64,7 @@ float* take_floats(Workspace& w, int64_t count) { return static_cast<float*>(w.b
 float** take_rows(Workspace& w, int64_t count) { return static_cast<float**>(w.bytes(count * int64_t{sizeof(float*)})); }
 
 constexpr int64_t kPanelBytes =
-    std::max<int64_t>(kPanelFloats * int64_t{sizeof(float)}, kDotsPanelElements * int64_t{sizeof(uint16_t)});
+    std::max<int64_t>({kPanelFloats * int64_t{4}, kDotsPanelElements * int64_t{2}, kTilesPanelElements * int64_t{2}});
 
 // Rows of inputs in whichever form the call works on.
 struct InputRows {
@@ -74,9 +77,13 @@ struct InputRows {
   }
 };
 
-// y[i][row - origin] = rows [begin, end) of w times input i.
-void product(const Call& c, const InputRows& x, int64_t count, const Weight& w, int64_t begin, int64_t end, float* const* y,
+// y[i][row - origin] = rows [begin, end) of w times the inputs of group g; x starts at the group.
+void product(const Call& c, size_t g, const InputRows& x, const Weight& w, int64_t begin, int64_t end, float* const* y,
              int64_t origin, void* panel) {
+  const int64_t count = c.plan.groups[g].end - c.plan.groups[g].begin;
+  if (c.tiles && c.packed_tokens[g + 1] > c.packed_tokens[g]) {
+    return tiles_amx({c.packed + c.packed_tokens[g] * w.cols, count, w, begin, end, y, origin, static_cast<uint16_t*>(panel)});
+  }
   if (c.dots) return dots_avx512bf16({x.bf16, count, w, begin, end, y, origin, static_cast<uint16_t*>(panel)});
   rows_fn(c.ctx.isa)({is_mx(w) ? x.mixed : x.plain, count, w, begin, end, y, origin, static_cast<float*>(panel)});
 }
@@ -89,7 +96,7 @@ void run_workers(const Call& c, const Body& body) {
 
 // Weights of all groups against the call's shape; which forms of the inputs they want.
 struct Forms {
-  bool mx = false, plain = false, dots = true;
+  bool mx = false, plain = false, dots = true, tiles = true;
 };
 
 Forms check_groups(Call& c) {
@@ -101,7 +108,10 @@ Forms check_groups(Call& c) {
     check_weight(e.w3, c.hidden, c.width, g.expert, "w3");
     check_weight(e.w2, c.width, c.hidden, g.expert, "w2");
     for (const Weight* w : {&e.w1, &e.w3}) (is_mx(*w) ? forms.mx : forms.plain) = true;
-    for (const Weight* w : {&e.w1, &e.w2, &e.w3}) forms.dots &= c.round && dots_can(c.ctx.isa, w->scheme);
+    for (const Weight* w : {&e.w1, &e.w2, &e.w3}) {
+      forms.dots = forms.dots && c.round && dots_can(c.ctx.isa, w->scheme);
+      forms.tiles = forms.tiles && forms.dots && !c.ctx.deterministic && tiles_can(c.ctx.isa, *w);
+    }
     c.most = std::max(c.most, g.end - g.begin);
   }
   return forms;
@@ -112,6 +122,7 @@ void prepare_inputs(Call& c) {
   const Forms forms = check_groups(c);
   const int64_t tokens = c.z.dim(0), stride = dots_stride(c.width);
   c.dots = forms.dots;
+  c.tiles = forms.tiles && c.most >= kTilesFrom;
   if (c.dots) {
     c.z_bf16 = static_cast<uint16_t*>(ws.bytes(tokens * stride * 2));
     c.h_bf16 = static_cast<uint16_t*>(ws.bytes(c.slots() * dots_stride(c.hidden) * 2));
@@ -137,16 +148,48 @@ void prepare_inputs(Call& c) {
   }
 }
 
+// Places of the packed tokens of every group that is not thin.
+void plan_packed(Call& c) {
+  Workspace& ws = *c.ctx.workspace;
+  const auto groups = static_cast<int64_t>(c.plan.groups.size());
+  c.packed_tokens = static_cast<int64_t*>(ws.bytes((groups + 1) * int64_t{sizeof(int64_t)}));
+  int64_t tokens = 0;
+  for (size_t g = 0; g < c.plan.groups.size(); ++g) {
+    const int64_t count = c.plan.groups[g].end - c.plan.groups[g].begin;
+    c.packed_tokens[g] = tokens;
+    if (count >= kTilesFrom) tokens += (count + 15) / 16 * 16;
+  }
+  c.packed_tokens[groups] = tokens;
+  c.packed = static_cast<uint16_t*>(ws.bytes(tokens * std::max(c.width, c.hidden) * 2));
+}
+
+// Packs the BF16 rows of all groups, by position.
+void pack(const Call& c, const uint16_t* const* rows, int64_t cols) {
+  run_workers(c, [&](int worker) {
+    int64_t block = 0;
+    for (size_t g = 0; g < c.plan.groups.size(); ++g) {
+      const MoeGroup& group = c.plan.groups[g];
+      if (c.packed_tokens[g + 1] == c.packed_tokens[g]) continue;
+      for (int64_t t = 0; t < group.end - group.begin; t += 16, ++block) {
+        if (block % c.workers != worker) continue;
+        pack_tiles_avx512bf16(rows + group.begin, t, std::min(t + 16, group.end - group.begin), cols,
+                              c.packed + c.packed_tokens[g] * cols);
+      }
+    }
+  });
+}
+
 // Gate and up rows [begin, end) of one expert for its tokens, then the activation into h.
-void up_block(const Call& c, const MoeGroup& g, int64_t begin, int64_t end, const InputRows& x, Scratch& s) {
+void up_block(const Call& c, size_t index, int64_t begin, int64_t end, const InputRows& x, Scratch& s) {
+  const MoeGroup& g = c.plan.groups[index];
   const ExpertWeights& e = c.expert(g);
   const int64_t count = g.end - g.begin, rows = end - begin;
   for (int64_t i = 0; i < count; ++i) {
     s.a_rows[i] = s.a + i * kUpBlock;
     s.b_rows[i] = s.b + i * kUpBlock;
   }
-  product(c, x, count, e.w1, begin, end, s.a_rows, begin, s.panel);
-  product(c, x, count, e.w3, begin, end, s.b_rows, begin, s.panel);
+  product(c, index, x, e.w1, begin, end, s.a_rows, begin, s.panel);
+  product(c, index, x, e.w3, begin, end, s.b_rows, begin, s.panel);
   for (int64_t i = 0; i < count; ++i) {
     if (c.dots) {
       glu_row(c.ctx.isa, s.a_rows[i], s.b_rows[i], rows, c.activation, s.a_rows[i]);
@@ -177,6 +220,7 @@ void up_phase(const Call& c) {
     bf16[p] = c.dots ? c.z_bf16 + t * dots_stride(c.width) : nullptr;
   }
   const InputRows inputs{plain, mixed, bf16};
+  if (c.tiles) pack(c, bf16, c.width);
   auto* scratch = static_cast<Scratch*>(ws.bytes(c.workers * int64_t{sizeof(Scratch)}));
   for (int64_t i = 0; i < c.workers; ++i) {
     scratch[i] = {ws.bytes(kPanelBytes), take_floats(ws, c.most * kUpBlock), take_floats(ws, c.most * kUpBlock),
@@ -184,10 +228,9 @@ void up_phase(const Call& c) {
   }
   run_workers(c, [&](int worker) {
     for (size_t i = 0; i < c.plan.groups.size(); ++i) {
-      const MoeGroup& g = c.plan.groups[i];
       const RowRange range = moe_rows_of(c.plan, i, c.hidden, kUpBlock, worker, c.workers);
       for (int64_t row = range.begin; row < range.end; row += kUpBlock) {
-        up_block(c, g, row, std::min(row + kUpBlock, range.end), inputs.from(g.begin), scratch[worker]);
+        up_block(c, i, row, std::min(row + kUpBlock, range.end), inputs.from(c.plan.groups[i].begin), scratch[worker]);
       }
     }
   });
@@ -212,9 +255,9 @@ void down_block(const Call& c, int64_t begin, int64_t end, const InputRows& hidd
   if (c.slot_out) {
     for (int64_t p = 0; p < c.slots(); ++p) s.a_rows[p] = c.slot_out.row(c.plan.slot_of[static_cast<size_t>(p)]) + begin;
   }
-  for (const MoeGroup& g : c.plan.groups) {
-    const ExpertWeights& e = c.expert(g);
-    product(c, hidden.from(g.begin), g.end - g.begin, e.w2, begin, end, s.a_rows + g.begin, begin, s.panel);
+  for (size_t i = 0; i < c.plan.groups.size(); ++i) {
+    const MoeGroup& g = c.plan.groups[i];
+    product(c, i, hidden.from(g.begin), c.expert(g).w2, begin, end, s.a_rows + g.begin, begin, s.panel);
   }
   if (c.slot_out) return;
   for (int64_t t = 0; t < c.out.dim(0); ++t) {
@@ -234,6 +277,7 @@ void down_phase(const Call& c) {
     bf16[p] = c.dots ? c.h_bf16 + p * dots_stride(c.hidden) : nullptr;
   }
   const InputRows hidden{floats, floats, bf16};
+  if (c.tiles) pack(c, bf16, c.hidden);
   auto* scratch = static_cast<Scratch*>(ws.bytes(c.workers * int64_t{sizeof(Scratch)}));
   for (int64_t i = 0; i < c.workers; ++i) {
     scratch[i] = {ws.bytes(kPanelBytes), nullptr, nullptr, take_rows(ws, c.slots()), nullptr};
@@ -241,11 +285,11 @@ void down_phase(const Call& c) {
     scratch[i].a = take_floats(ws, c.slots() * kDownBlock);
     for (int64_t p = 0; p < c.slots(); ++p) scratch[i].a_rows[p] = scratch[i].a + p * kDownBlock;
   }
-  constexpr int64_t kGrain = 8;  // tile of the row kernels
-  const int64_t units = (c.width + kGrain - 1) / kGrain;
+  const int64_t grain = c.tiles ? kTilesRows : kDotsRowGrain;
+  const int64_t units = (c.width + grain - 1) / grain;
   run_workers(c, [&](int worker) {
-    const int64_t begin = units * worker / c.workers * kGrain;
-    const int64_t end = std::min(c.width, units * (worker + 1) / c.workers * kGrain);
+    const int64_t begin = units * worker / c.workers * grain;
+    const int64_t end = std::min(c.width, units * (worker + 1) / c.workers * grain);
     for (int64_t column = begin; column < end; column += kDownBlock) {
       down_block(c, column, std::min(column + kDownBlock, end), hidden, scratch[worker]);
     }
@@ -280,10 +324,14 @@ void run(const Ctx& ctx, const Tensor& z, const Tensor& ids, std::span<const uin
               .mixed = {},
               .h = {},
               .dots = false,
+              .tiles = false,
               .z_bf16 = nullptr,
-              .h_bf16 = nullptr};
+              .h_bf16 = nullptr,
+              .packed = nullptr,
+              .packed_tokens = nullptr};
     if (call.slots() == 0) continue;
     prepare_inputs(call);
+    if (call.tiles) plan_packed(call);
     up_phase(call);
     down_phase(call);
   }

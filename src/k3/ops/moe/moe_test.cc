@@ -110,6 +110,7 @@ TEST(Moe, EveryIsaSchemeAndCaseAgainstReference) {
         }
         for (const Isa isa : test_isas()) {
           TestRun run(isa, 2, round ? Policy::bf16 : Policy::exact);
+          run.ctx.deterministic = false;  // tiles where there are some
           Guarded out(c.tokens * c.width);
           moe(run.ctx, z, ids, weights, experts.views, activation, matrix(out.data(), c.tokens, c.width));
           EXPECT_TRUE(out.intact());
