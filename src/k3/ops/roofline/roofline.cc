@@ -1,7 +1,6 @@
 #include "k3/ops/roofline/roofline.h"
 
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -108,13 +107,6 @@ double measure_read(ThreadPool& pool, std::span<const std::byte> buffer, Isa isa
     g_sink += read(buffer.data() + piece * kPiece, kPiece);
   });
   return rate * static_cast<double>(kPiece);
-}
-
-int64_t last_level_cache_bytes() {
-  for (const int name : {_SC_LEVEL4_CACHE_SIZE, _SC_LEVEL3_CACHE_SIZE, _SC_LEVEL2_CACHE_SIZE}) {
-    if (const long bytes = ::sysconf(name); bytes > 0) return bytes;
-  }
-  return 0;
 }
 
 int64_t read_buffer_bytes(int64_t cache_bytes, int64_t available_bytes) {

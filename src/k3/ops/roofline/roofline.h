@@ -29,8 +29,6 @@ Unit best_unit(Isa isa);                // the fastest that the level has
 double measure_flops(ThreadPool& pool, Unit unit, Isa isa, double seconds);
 double measure_read(ThreadPool& pool, std::span<const std::byte> buffer, Isa isa, double seconds);
 
-int64_t last_level_cache_bytes();  // 0 when the system does not say
-
 // How large a buffer measures memory and not a cache: eight times the last level, 512 MiB to 2 GiB, but at most a quarter of
 // the memory that is free.
 int64_t read_buffer_bytes(int64_t cache_bytes, int64_t available_bytes);
