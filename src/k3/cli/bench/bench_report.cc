@@ -38,16 +38,22 @@ bool varies(const std::vector<BenchCase>& cases, const Field& field) {
   return std::any_of(cases.begin(), cases.end(), [&](const BenchCase& c) { return field(c) != field(cases.front()); });
 }
 
-std::string heading_text(const BenchHeading& h) {
-  return fmt::format("{}: {} parameters; a decoded token reads {:.0f} MB and takes {:.2f} GFLOP; {}{}\n", h.model,
-                     format_count(static_cast<double>(h.parameters)), h.step_bytes / 1e6, h.step_flops / 1e9, h.isa,
-                     h.deterministic ? ", deterministic" : "");
+// What has no column because it is the same in every row stands here.
+std::string heading_text(const BenchHeading& h, const std::vector<BenchCase>& cases) {
+  std::string text = fmt::format("{}: {} parameters; {}", h.model, format_count(static_cast<double>(h.parameters)), h.isa);
+  const BenchCase& first = cases.front();
+  if (!varies(cases, [](const BenchCase& c) { return c.threads; })) {
+    text += fmt::format(", {} thread{}", first.threads, first.threads == 1 ? "" : "s");
+  }
+  if (!varies(cases, [](const BenchCase& c) { return c.policy; })) text += ", " + first.policy;
+  if (h.deterministic) text += ", deterministic";
+  return text + fmt::format("\na decoded token reads {:.0f} MB and takes {:.2f} GFLOP\n", h.step_bytes / 1e6, h.step_flops / 1e9);
 }
 
 }  // namespace
 
 std::vector<BenchReport::Cell> BenchReport::all_cells(const BenchOptions& options, const std::vector<BenchCase>& cases) {
-  const bool markdown = options.output == "markdown", all = markdown || cases.empty();
+  const bool markdown = options.output == "markdown", all = markdown;
   std::vector<Cell> cells;
   size_t widest = 0;
   for (const BenchCase& c : cases) widest = std::max(widest, c.label().size());
@@ -77,6 +83,7 @@ std::vector<BenchReport::Cell> BenchReport::all_cells(const BenchOptions& option
 BenchReport::BenchReport(const BenchOptions& options, BenchHeading heading, const std::vector<BenchCase>& cases,
                          int terminal_width)
     : output_(options.output), heading_(std::move(heading)), cells_(all_cells(options, cases)), table_({}) {
+  heading_text_ = heading_text(heading_, cases);
   const auto build = [&] {
     std::vector<Column> columns;
     for (const Cell& cell : cells_) columns.push_back(cell.column);
@@ -95,7 +102,7 @@ BenchReport::BenchReport(const BenchOptions& options, BenchHeading heading, cons
 
 void BenchReport::begin() const {
   if (output_ == "json") return;
-  print_out(heading_text(heading_));
+  print_out(heading_text_);
   if (!dropped_.empty()) note("left out for the width of this terminal: " + dropped_);
   print_out(output_ == "markdown" ? "\n" + table_.markdown_header() : table_.header());
   flush_out();

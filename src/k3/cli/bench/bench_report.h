@@ -44,7 +44,7 @@ struct BenchHeading {
 
 class BenchReport {
  public:
-  // `cases` and `with_quality` settle which columns a table needs; `terminal_width` 0: no limit.
+  // `cases` (at least one) settle which columns a table needs; `terminal_width` 0: no limit.
   BenchReport(const BenchOptions& options, BenchHeading heading, const std::vector<BenchCase>& cases, int terminal_width);
 
   void begin() const;
@@ -64,7 +64,7 @@ class BenchReport {
   std::string output_;
   BenchHeading heading_;
   std::vector<Cell> cells_;
-  std::string dropped_;
+  std::string heading_text_, dropped_;
   TextTable table_;
   std::vector<BenchResult> results_;
 };

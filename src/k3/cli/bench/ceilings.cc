@@ -152,7 +152,7 @@ std::string CeilingMeter::summary() const {
     for (const CeilingKind& kind : ceiling_kinds(isa_)) {
       const Samples* samples = find(threads, kind.label());
       if (samples == nullptr) continue;
-      text += fmt::format("{} {} {} (spread {:.0f} %)", comma, kind.label(), rate_text(kind.read, samples->median()),
+      text += fmt::format("{} {} {} ± {:.0f} %", comma, kind.label(), rate_text(kind.read, samples->median()),
                           100 * samples->spread());
       comma = ",";
     }
