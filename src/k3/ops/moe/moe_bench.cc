@@ -23,6 +23,7 @@ void moe_k3(benchmark::State& state) {
         matrix(out.data(), tokens, kWidth));
     benchmark::ClobberMemory();
   }
+  state.SetLabel("mxfp4");
   using benchmark::Counter;
   const double weights = 3.0 * kWidth * kHidden;
   state.counters["GB/s"] = Counter(1e-9 * active * weights * 17 / 32, Counter::kIsIterationInvariantRate);
@@ -31,7 +32,7 @@ void moe_k3(benchmark::State& state) {
 }
 
 BENCHMARK(moe_k3)
-    ->ArgsProduct({{1, 4, 16, 64}, {1, 2}})
+    ->ArgsProduct({{1, 4, 16, 512}, {1, 2}})
     ->ArgNames({"T", "threads"})
     ->UseRealTime()
     ->Unit(benchmark::kMillisecond);
