@@ -45,7 +45,7 @@ def isa_of(name):
     if word:
         return word[1]
     number = re.search(r"isa:(\d+)", name)
-    return ISAS[int(number[1])] if number and int(number[1]) < 3 else "best"  # 3 and up depend on the version
+    return ISAS[int(number[1])] if number and int(number[1]) < len(ISAS) else "best"
 
 
 def ceilings_of(document):

@@ -27,8 +27,8 @@ std::vector<std::string> lines_of(const std::string& text) {
 }
 
 TEST(Bench, JsonHoldsEveryTestOnce) {
-  const json bench = json::parse(k3_ok({"bench", kMini, "-p", "16,40", "-n", "3", "-t", "1,2", "-b", "1,3", "-d", "0,20", "-r", "2",
-                                        "--policy", "bf16,exact", "--no-ceilings", "--output", "json"}));
+  const json bench = json::parse(k3_ok({"bench", kMini, "-p", "16,40", "-n", "3", "-t", "1,2", "-b", "1,3", "-d", "0,20",
+                                        "-r", "2", "--policy", "bf16,exact", "--no-ceilings", "--output", "json"}));
   EXPECT_EQ(bench.at("model"), kMini);
   EXPECT_EQ(bench.at("parameters"), 55'077'568);
   EXPECT_EQ(bench.at("deterministic"), false);
@@ -116,7 +116,8 @@ TEST(Bench, QualityIsThatOfPerplexity) {
 }
 
 TEST(Bench, CeilingsAlone) {
-  for (const std::vector<std::string>& form : std::vector<std::vector<std::string>>{{"bench", "ceiling"}, {"bench", "--ceiling"}}) {
+  for (const std::vector<std::string>& form :
+       std::vector<std::vector<std::string>>{{"bench", "ceiling"}, {"bench", "--ceiling"}}) {
     std::vector<std::string> arguments = form;
     arguments.insert(arguments.end(), {"-t", "1,2", "--json"});
     const json answer = json::parse(k3_ok(arguments));
@@ -143,8 +144,8 @@ TEST(Bench, CeilingsAlone) {
 TEST(Bench, WrongOptionsAreNamed) {
   const struct {
     const char *option, *value;
-  } kWrong[] = {{"-p", "-4"},  {"-p", "x"},       {"-p", "16,y"},     {"-n", "1.5"},      {"-d", "-1"},   {"-b", "0"},
-                {"-t", "0"},   {"-t", "1,0"},     {"-r", "0"},        {"--policy", "fp8"}, {"--output", "xml"}, {"--cpu-isa", "sse"}};
+  } kWrong[] = {{"-p", "-4"}, {"-p", "x"},   {"-p", "16,y"}, {"-n", "1.5"},       {"-d", "-1"},        {"-b", "0"},
+                {"-t", "0"},  {"-t", "1,0"}, {"-r", "0"},    {"--policy", "fp8"}, {"--output", "xml"}, {"--cpu-isa", "sse"}};
   for (const auto& wrong : kWrong) {
     const Outcome o = k3({"bench", kMini, wrong.option, wrong.value});
     EXPECT_EQ(o.code, 2) << wrong.option << " " << wrong.value;
@@ -163,7 +164,8 @@ TEST(Bench, WrongOptionsAreNamed) {
 TEST(Bench, FitsATerminal) {
   if (!has_terminals()) GTEST_SKIP() << "no pseudo-terminals here";
   Spawn spawn = k3_spawn({});
-  spawn.argv = {"/bin/bash", "-c", "stty cols 56; exec \"$0\" bench \"$1\" -p 4 -n 2 -r 1 -t 1,2 -b 1,2 --no-ceilings", K3_BINARY, kMini};
+  spawn.argv = {"/bin/bash", "-c", "stty cols 56; exec \"$0\" bench \"$1\" -p 4 -n 2 -r 1 -t 1,2 -b 1,2 --no-ceilings",
+                K3_BINARY, kMini};
   spawn.pty = true;
   spawn.env = {"TERM=xterm", "NO_COLOR=1"};
   const Outcome o = run_process(spawn);

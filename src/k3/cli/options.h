@@ -105,7 +105,7 @@ struct ConvertOptionsCli {
 
 // Lists multiply: every test runs with every thread count, policy and batch.
 struct BenchOptions {
-  std::string model;                                        // "ceiling": no model, the machine alone
+  std::string model;                                         // "ceiling": no model, the machine alone
   std::vector<int64_t> prefill = {128, 512}, decode = {64};  // 0 leaves out
   std::vector<int64_t> depth = {0}, batch = {1};
   std::vector<int> threads;  // empty: all that the process may use

@@ -46,9 +46,8 @@ CostModel cost_model(const Config& config, const ModelSummary& summary, int64_t 
   m.chunk_flops = static_cast<double>(summary.kda_layers * config.kda_num_heads) *
                   chunk_head_flops(static_cast<double>(config.kda_head_dim));
   m.absorbed_pair_flops = summary.attention_flops_per_context;
-  m.expanded_pair_flops =
-      2.0 * static_cast<double>(summary.mla_layers * config.num_attention_heads *
-                                (config.qk_nope_head_dim + config.qk_rope_head_dim + config.v_head_dim));
+  m.expanded_pair_flops = 2.0 * static_cast<double>(summary.mla_layers * config.num_attention_heads *
+                                                    (config.qk_nope_head_dim + config.qk_rope_head_dim + config.v_head_dim));
   return m;
 }
 

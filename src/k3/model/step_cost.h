@@ -25,12 +25,12 @@ struct CostModel {
   double head_bytes = 0;    // lm_head
   double expert_bytes = 0;  // one expert in all layers
   int64_t experts = 0, topk = 0;
-  double state_bytes = 0;         // KDA state and conv tail of a sequence: read and written in every step
-  double latent_bytes = 0;        // of a cached token, all MLA layers
-  double trunk_flops = 0;         // matrices a token passes, without lm_head
-  double head_flops = 0;          // a row of logits
-  double recurrence_flops = 0;    // KDA, step form
-  double chunk_flops = 0;         // KDA, chunk form
+  double state_bytes = 0;          // KDA state and conv tail of a sequence: read and written in every step
+  double latent_bytes = 0;         // of a cached token, all MLA layers
+  double trunk_flops = 0;          // matrices a token passes, without lm_head
+  double head_flops = 0;           // a row of logits
+  double recurrence_flops = 0;     // KDA, step form
+  double chunk_flops = 0;          // KDA, chunk form
   double absorbed_pair_flops = 0;  // MLA, a query and a cached token
   double expanded_pair_flops = 0;
 };

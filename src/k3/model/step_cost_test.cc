@@ -48,7 +48,7 @@ TEST(DistinctExperts, OfK3) {
 
 TEST(DecodeCost, BenchModelByHand) {
   const CostModel m = cost_of(kBench);
-  EXPECT_EQ(m.expert_bytes, 12 * 3 * 512 * 448 * 17 / 32);        // 12 layers, w1 w2 w3, 4.25 bits a weight
+  EXPECT_EQ(m.expert_bytes, 12 * 3 * 512 * 448 * 17 / 32);  // 12 layers, w1 w2 w3, 4.25 bits a weight
   EXPECT_EQ(m.head_bytes, 2 * 32768 * 1024);
   EXPECT_EQ(m.state_bytes, 9 * 12 * (128 * 128 * 4 + 3 * 3 * 128 * 2));  // state FP32, three tails of three BF16 rows
   EXPECT_EQ(m.latent_bytes, 4 * (512 + 64) * 2);

@@ -114,12 +114,20 @@ constexpr int kPreferred = 1, kInterleave = 3;  // MPOL_PREFERRED, MPOL_INTERLEA
 
 }  // namespace
 
-RowRange rows_of_worker(int64_t rows, int64_t grain, int worker, int workers) {
-  K3_CHECK(rows >= 0 && grain >= 1 && worker >= 0 && worker < workers, "rows {} grain {} worker {} of {}", rows, grain, worker,
-           workers);
-  const int64_t units = (rows + grain - 1) / grain, parts = std::min<int64_t>(units, workers);
-  if (worker >= parts) return {rows, rows};
-  return {units * worker / parts * grain, std::min(rows, units * (worker + 1) / parts * grain)};
+RowRange rows_of_worker(std::span<const StreamPart> parts, size_t part, int worker, int workers) {
+  K3_CHECK(part < parts.size() && worker >= 0 && worker < workers, "part {} of {}, worker {} of {}", part, parts.size(),
+           worker, workers);
+  int64_t start = 0, line = 0;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if (i == part) start = line;
+    line += parts[i].rows * parts[i].row_bytes;
+  }
+  const StreamPart& p = parts[part];
+  const int64_t unit = p.row_bytes * p.grain;
+  const auto row_at = [&](int64_t point) {  // the first row, a whole number of grains, at or after a point of the line
+    return point <= start ? 0 : std::min(p.rows, (point - start + unit - 1) / unit * p.grain);
+  };
+  return {row_at(line * worker / workers), row_at(line * (worker + 1) / workers)};
 }
 
 std::vector<int> NumaPlan::cpus() const {
@@ -164,14 +172,14 @@ NumaPlan plan_numa(const Topology& topology, int threads, int64_t weight_bytes) 
   return plan;
 }
 
-std::vector<NodeRows> rows_by_node(const NumaPlan& plan, int64_t rows, int64_t grain) {
+std::vector<NodeRows> rows_by_node(const NumaPlan& plan, std::span<const StreamPart> parts, size_t part) {
   std::vector<NodeRows> out;
   const int workers = static_cast<int>(plan.workers.size());
   for (int w = 0; w < workers; ++w) {
-    const RowRange range = rows_of_worker(rows, grain, w, workers);
+    const RowRange range = rows_of_worker(parts, part, w, workers);
     const int node = plan.workers[static_cast<size_t>(w)].memory_node;
     if (range.begin == range.end) continue;
-    if (!out.empty() && out.back().memory_node == node && out.back().rows.end == range.begin) {
+    if (!out.empty() && out.back().memory_node == node) {
       out.back().rows.end = range.end;
     } else {
       out.push_back({node, range});
@@ -180,12 +188,14 @@ std::vector<NodeRows> rows_by_node(const NumaPlan& plan, int64_t rows, int64_t g
   return out;
 }
 
-bool bind_rows(const NumaPlan& plan, void* data, int64_t rows, int64_t row_bytes, int64_t grain) {
+bool bind_stream(const NumaPlan& plan, std::span<const StreamPart> parts) {
   if (!plan.several_memories()) return true;
   bool granted = true;
-  for (const NodeRows& part : rows_by_node(plan, rows, grain)) {
-    granted &= set_policy(static_cast<std::byte*>(data) + part.rows.begin * row_bytes,
-                          (part.rows.end - part.rows.begin) * row_bytes, kPreferred, {part.memory_node});
+  for (size_t i = 0; i < parts.size(); ++i) {
+    for (const NodeRows& range : rows_by_node(plan, parts, i)) {
+      granted &= set_policy(static_cast<std::byte*>(parts[i].data) + range.rows.begin * parts[i].row_bytes,
+                            (range.rows.end - range.rows.begin) * parts[i].row_bytes, kPreferred, {range.memory_node});
+    }
   }
   return granted;
 }

@@ -1,15 +1,17 @@
 // Purpose:  which CPU each worker of a pool is pinned to, and which node's memory holds which rows of a weight.
-// Shapes:   rows of a weight, split as ThreadPool::parallel_for splits them.
+// Shapes:   rows of weights that are read as one line of bytes, as ops::linear_many splits them.
 // Units:    bytes.
-// Memory:   plain values; bind_rows moves pages that exist and settles where new ones come from.
-// Threads:  pure functions, except bind_rows and interleave, which concern the given memory alone.
+// Memory:   plain values; bind_stream moves pages that exist and settles where new ones come from.
+// Threads:  pure functions, except bind_stream and interleave, which concern the given memory alone.
 // Errors:   none. Placement is a wish: where the system refuses it, memory stays where it is.
-// Source:   decoding reads each weight once a token, so that a machine of several memories is as fast as all of them together
+// Source:   decoding reads each weight once a token, so that a machine of several memories is as fast as all of them
+// together
 //           only if each worker's rows lie in its own. Threads are spread over the nodes in proportion to their cores, whole
 //           cores before second threads of a core, because bandwidth is what is short.
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "k3/base/numa/topology.h"
@@ -21,8 +23,13 @@ struct RowRange {
   bool operator==(const RowRange&) const = default;
 };
 
-// What ThreadPool::parallel_for(rows, grain) gives to a worker.
-RowRange rows_of_worker(int64_t rows, int64_t grain, int worker, int workers);
+// A matrix of a stream: matrices that meet one input lie on one line of bytes, of which every worker takes an equal share;
+// borders move up to whole grains of rows.
+struct StreamPart {
+  void* data = nullptr;  // not read: only bind_stream uses the address
+  int64_t rows = 0, row_bytes = 0, grain = 1;
+};
+RowRange rows_of_worker(std::span<const StreamPart> parts, size_t part, int worker, int workers);
 
 struct NumaPlan {
   struct Worker {
@@ -49,12 +56,12 @@ struct NodeRows {
   bool operator==(const NodeRows&) const = default;
 };
 
-// The rows that each memory should hold: ranges in ascending order, without empty ones.
-std::vector<NodeRows> rows_by_node(const NumaPlan& plan, int64_t rows, int64_t grain);
+// The rows of a part that each memory should hold: ranges in ascending order, without empty ones.
+std::vector<NodeRows> rows_by_node(const NumaPlan& plan, std::span<const StreamPart> parts, size_t part);
 
-// Asks the system to put a matrix's rows where the plan wants them. A page on a border goes with its first row.
+// Asks the system to put each row where the plan wants it. A page on a border goes with what lies before it.
 // True when every request was granted. Does nothing, truthfully, with one memory.
-bool bind_rows(const NumaPlan& plan, void* data, int64_t rows, int64_t row_bytes, int64_t grain);
+bool bind_stream(const NumaPlan& plan, std::span<const StreamPart> parts);
 
 // The same for what every worker reads in no fixed split (experts): pages in turn.
 bool interleave(const NumaPlan& plan, void* data, int64_t bytes);

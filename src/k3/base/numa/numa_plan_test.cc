@@ -3,8 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
-#include <mutex>
 #include <set>
 
 #include "k3/base/threads.h"
@@ -35,6 +35,11 @@ std::map<int, int> workers_by_node(const NumaPlan& plan) {
   return count;
 }
 
+std::vector<NodeRows> split(const NumaPlan& plan, int64_t rows, int64_t grain) {
+  const StreamPart part{.rows = rows, .row_bytes = 512, .grain = grain};
+  return rows_by_node(plan, std::span(&part, 1), 0);
+}
+
 TEST(NumaPlan, OneNodeIsAPinList) {
   const Topology t = machine({{0, range(0, 3), 16 * kGiB, {}}});
   const NumaPlan plan = plan_numa(t, 3, kGiB);
@@ -43,9 +48,10 @@ TEST(NumaPlan, OneNodeIsAPinList) {
   ASSERT_EQ(plan.shares.size(), 1u);
   EXPECT_EQ(plan.shares[0].weight_bytes, kGiB);
   EXPECT_EQ(plan.shares[0].spilled_bytes, 0);
-  EXPECT_EQ(rows_by_node(plan, 100, 8), (std::vector<NodeRows>{{0, {0, 100}}}));
+  EXPECT_EQ(split(plan, 100, 8), (std::vector<NodeRows>{{0, {0, 100}}}));
   int64_t untouched = 7;
-  EXPECT_TRUE(bind_rows(plan, &untouched, 1, 8, 1));
+  const StreamPart part{.data = &untouched, .rows = 1, .row_bytes = 8};
+  EXPECT_TRUE(bind_stream(plan, std::span(&part, 1)));
   EXPECT_TRUE(interleave(plan, &untouched, 8));
 }
 
@@ -54,7 +60,7 @@ TEST(NumaPlan, TwoSocketsShareEvenly) {
   const NumaPlan all = plan_numa(t, 16, 32 * kGiB);
   EXPECT_EQ(all.cpus(), range(0, 15));
   EXPECT_TRUE(all.several_memories());
-  EXPECT_EQ(rows_by_node(all, 1600, 1), (std::vector<NodeRows>{{0, {0, 800}}, {1, {800, 1600}}}));
+  EXPECT_EQ(split(all, 1600, 1), (std::vector<NodeRows>{{0, {0, 800}}, {1, {800, 1600}}}));
   EXPECT_EQ(all.shares[0].weight_bytes, 16 * kGiB);
   EXPECT_EQ(all.shares[1].weight_bytes, 16 * kGiB);
   // Few threads are spread as well: two memories feed two threads better than one.
@@ -72,8 +78,8 @@ TEST(NumaPlan, SecondThreadsOfACoreComeLast) {
 }
 
 TEST(NumaPlan, FourUnevenNodes) {
-  const Topology t = machine({{0, range(0, 7), kGiB, {}}, {1, range(8, 9), kGiB, {}}, {2, range(10, 13), kGiB, {}},
-                              {3, range(14, 15), kGiB, {}}});
+  const Topology t = machine(
+      {{0, range(0, 7), kGiB, {}}, {1, range(8, 9), kGiB, {}}, {2, range(10, 13), kGiB, {}}, {3, range(14, 15), kGiB, {}}});
   EXPECT_EQ(workers_by_node(plan_numa(t, 16, 0)), (std::map<int, int>{{0, 8}, {1, 2}, {2, 4}, {3, 2}}));
   EXPECT_EQ(workers_by_node(plan_numa(t, 8, 0)), (std::map<int, int>{{0, 4}, {1, 1}, {2, 2}, {3, 1}}));
   // No node gets more than it has, whatever the rounding.
@@ -96,14 +102,15 @@ TEST(NumaPlan, MoreThreadsThanCpus) {
 }
 
 TEST(NumaPlan, ANodeWithoutMemoryReadsTheNearest) {
-  const Topology t = machine({{0, range(0, 1), 8 * kGiB, {10, 20, 30}}, {1, range(2, 3), 0, {20, 10, 15}},
+  const Topology t = machine({{0, range(0, 1), 8 * kGiB, {10, 20, 30}},
+                              {1, range(2, 3), 0, {20, 10, 15}},
                               {2, range(4, 5), 8 * kGiB, {30, 15, 10}}});
   const NumaPlan plan = plan_numa(t, 6, 6 * kGiB);
   EXPECT_EQ(plan.workers[2].memory_node, 2);
   ASSERT_EQ(plan.shares.size(), 2u);
   EXPECT_EQ(plan.shares[1].workers, 4);
   EXPECT_EQ(plan.shares[1].weight_bytes, 4 * kGiB);
-  EXPECT_EQ(rows_by_node(plan, 60, 1), (std::vector<NodeRows>{{0, {0, 20}}, {2, {20, 60}}}));
+  EXPECT_EQ(split(plan, 60, 1), (std::vector<NodeRows>{{0, {0, 20}}, {2, {20, 60}}}));
 }
 
 TEST(NumaPlan, MemoryAloneGetsNoWorker) {
@@ -130,23 +137,37 @@ TEST(NumaPlan, ThisMachine) {
   }
 }
 
-// The split is the pool's own: were they to differ, workers would read another node's rows.
-TEST(NumaPlan, RowsAreThoseOfParallelFor) {
-  for (const int threads : {1, 2, 3, 5, 8}) {
-    ThreadPool pool(threads);
-    for (const int64_t rows : {0, 1, 7, 64, 100, 1000}) {
-      for (const int64_t grain : {1, 8, 16, 300}) {
-        std::set<std::pair<int64_t, int64_t>> real, planned;
-        std::mutex mutex;
-        pool.parallel_for(rows, grain, [&](int64_t begin, int64_t end) {
-          const std::lock_guard lock(mutex);
-          real.emplace(begin, end);
-        });
-        for (int w = 0; w < threads; ++w) {
-          const RowRange r = rows_of_worker(rows, grain, w, threads);
-          if (r.begin < r.end) planned.emplace(r.begin, r.end);
+// Matrices that meet one input are one line of bytes: a border may fall into any of them.
+TEST(NumaPlan, AStreamIsSplitByBytes) {
+  const std::vector<StreamPart> parts = {
+      {.rows = 100, .row_bytes = 64}, {.rows = 10, .row_bytes = 320}, {.rows = 50, .row_bytes = 64}};
+  // 6,400 + 3,200 + 3,200 bytes; the middle is the end of the first part.
+  EXPECT_EQ(rows_of_worker(parts, 0, 0, 2), (RowRange{0, 100}));
+  EXPECT_EQ(rows_of_worker(parts, 1, 0, 2), (RowRange{0, 0}));
+  EXPECT_EQ(rows_of_worker(parts, 1, 1, 2), (RowRange{0, 10}));
+  EXPECT_EQ(rows_of_worker(parts, 2, 1, 2), (RowRange{0, 50}));
+  const Topology t = machine({{0, range(0, 0), kGiB, {}}, {1, range(1, 1), kGiB, {}}});
+  const NumaPlan plan = plan_numa(t, 2, 0);
+  EXPECT_EQ(rows_by_node(plan, parts, 0), (std::vector<NodeRows>{{0, {0, 100}}}));
+  EXPECT_EQ(rows_by_node(plan, parts, 2), (std::vector<NodeRows>{{1, {0, 50}}}));
+}
+
+TEST(NumaPlan, EveryRowHasOneWorker) {
+  for (const int workers : {1, 2, 3, 5, 8, 64}) {
+    for (const int64_t grain : {1, 4, 16}) {
+      const std::vector<StreamPart> parts = {{.rows = 7, .row_bytes = 100, .grain = grain},
+                                             {.rows = 1000, .row_bytes = 34, .grain = grain},
+                                             {.rows = 0, .row_bytes = 8, .grain = grain},
+                                             {.rows = 48, .row_bytes = 4096, .grain = grain}};
+      for (size_t part = 0; part < parts.size(); ++part) {
+        int64_t next = 0;
+        for (int w = 0; w < workers; ++w) {
+          const RowRange r = rows_of_worker(parts, part, w, workers);
+          EXPECT_EQ(r.begin, next) << part << " " << w << " of " << workers;
+          EXPECT_TRUE(r.begin % grain == 0 || r.begin == parts[part].rows);
+          next = r.end;
         }
-        EXPECT_EQ(planned, real) << rows << " rows, grain " << grain << ", " << threads << " threads";
+        EXPECT_EQ(next, parts[part].rows);
       }
     }
   }

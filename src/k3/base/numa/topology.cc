@@ -74,10 +74,10 @@ Result<int64_t> read_memory(const std::string& path) {
   if (at == std::string::npos) return fail(Code::corrupt, "{}: no MemTotal", path);
   const size_t digit = text.find_first_not_of(' ', at + 9);
   int64_t kib = 0;
-  const auto error = digit == std::string::npos
-                         ? std::errc::invalid_argument
-                         : std::from_chars(text.data() + digit, text.data() + text.size(), kib).ec;
-  if (error != std::errc() || kib < 0 || kib > INT64_MAX / 1024) return fail(Code::corrupt, "{}: MemTotal is no number", path);
+  const auto error = digit == std::string::npos ? std::errc::invalid_argument
+                                                : std::from_chars(text.data() + digit, text.data() + text.size(), kib).ec;
+  if (error != std::errc() || kib < 0 || kib > INT64_MAX / 1024)
+    return fail(Code::corrupt, "{}: MemTotal is no number", path);
   return kib * 1024;
 }
 
@@ -113,7 +113,8 @@ Result<std::vector<int>> parse_cpu_list(std::string_view text) {
     if (last < first || last >= kMostCpus) return fail(Code::corrupt, "CPUs {}-{} cannot be", first, last);
     for (int cpu = first; cpu <= last; ++cpu) cpus.push_back(cpu);
     if (rest.empty()) break;
-    if (!rest.starts_with(',') || rest.size() == 1) return fail(Code::corrupt, "'{}' is no list of CPUs", text.substr(0, 40));
+    if (!rest.starts_with(',') || rest.size() == 1)
+      return fail(Code::corrupt, "'{}' is no list of CPUs", text.substr(0, 40));
     rest.remove_prefix(1);
   }
   std::sort(cpus.begin(), cpus.end());

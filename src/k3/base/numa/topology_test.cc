@@ -30,7 +30,8 @@ class Topologies : public testing::Test {
   void put_node(int id, const std::string& cpus, int64_t kib, const std::string& distances) {
     const std::string folder = "node/node" + std::to_string(id) + "/";
     put(folder + "cpulist", cpus + "\n");
-    put(folder + "meminfo", "Node " + std::to_string(id) + " MemTotal:       " + std::to_string(kib) + " kB\n" + "Node 0 MemFree: 1 kB\n");
+    put(folder + "meminfo",
+        "Node " + std::to_string(id) + " MemTotal:       " + std::to_string(kib) + " kB\n" + "Node 0 MemFree: 1 kB\n");
     put(folder + "distance", distances + "\n");
   }
   // Two sockets of two cores of two threads; CPU 7 is offline.

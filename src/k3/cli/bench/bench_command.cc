@@ -95,9 +95,8 @@ ops::Unit unit_of(const std::string& policy, ops::Isa isa) {
 
 BenchHeading Bench::heading(ops::Isa isa) const {
   const StepCost step = decode_cost(cost_of(loaded_.model->config(), summary_, options_.policies.front()), 1, 0, 1);
-  return {options_.model,           std::string(ops::isa_name(isa)), summary_.total.params,
-          summary_.active_bytes,    step.bytes(),                    step.flops(),
-          options_.compute.deterministic};
+  return {options_.model, std::string(ops::isa_name(isa)), summary_.total.params, summary_.active_bytes, step.bytes(),
+          step.flops(),   options_.compute.deterministic};
 }
 
 Result<RunnerOptions> Bench::group_options(const BenchCase& first, const std::vector<BenchCase>& cases) const {
@@ -188,7 +187,8 @@ Status Bench::run(const std::vector<BenchCase>& cases) {
   // Refused here, before minutes of tests: what does not fit.
   if (options_.ceilings) {
     auto meter = CeilingMeter::create(*loaded_.pool, first.isa);
-    if (!meter.ok()) return fail(meter.error().code, "{} to measure the ceilings in; see --no-ceilings", meter.error().message);
+    if (!meter.ok())
+      return fail(meter.error().code, "{} to measure the ceilings in; see --no-ceilings", meter.error().message);
     meter_.emplace(*std::move(meter));
   }
   const bool terminal = ::isatty(STDOUT_FILENO) == 1;
@@ -196,7 +196,8 @@ Status Bench::run(const std::vector<BenchCase>& cases) {
   report.begin();
   bar_.emplace("bench", static_cast<int64_t>(cases.size()) * (options_.repeats + 1), "runs");
   for (size_t begin = 0, end = 0; begin < cases.size(); begin = end) {
-    while (end < cases.size() && cases[end].threads == cases[begin].threads && cases[end].policy == cases[begin].policy) ++end;
+    while (end < cases.size() && cases[end].threads == cases[begin].threads && cases[end].policy == cases[begin].policy)
+      ++end;
     std::optional<ThreadPool> own;
     if (cases[begin].threads != loaded_.pool->size()) own.emplace(cases[begin].threads);
     K3_TRY_ASSIGN(const RunnerOptions run, group_options(cases[begin], cases));

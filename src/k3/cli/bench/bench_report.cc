@@ -11,7 +11,10 @@ namespace {
 
 std::string short_number(double value) {
   return value >= 10000 ? format_grouped(static_cast<int64_t>(value + 0.5))
-                        : fmt::format("{:.{}f}", value, value >= 1000 ? 0 : value >= 100 ? 1 : 2);
+                        : fmt::format("{:.{}f}", value,
+                                      value >= 1000  ? 0
+                                      : value >= 100 ? 1
+                                                     : 2);
 }
 
 std::string percent(double share) { return fmt::format("{:.0f} %", 100 * share); }
@@ -47,7 +50,8 @@ std::string heading_text(const BenchHeading& h, const std::vector<BenchCase>& ca
   }
   if (!varies(cases, [](const BenchCase& c) { return c.policy; })) text += ", " + first.policy;
   if (h.deterministic) text += ", deterministic";
-  return text + fmt::format("\na decoded token reads {:.0f} MB and takes {:.2f} GFLOP\n", h.step_bytes / 1e6, h.step_flops / 1e9);
+  return text +
+         fmt::format("\na decoded token reads {:.0f} MB and takes {:.2f} GFLOP\n", h.step_bytes / 1e6, h.step_flops / 1e9);
 }
 
 }  // namespace
@@ -91,8 +95,8 @@ BenchReport::BenchReport(const BenchOptions& options, BenchHeading heading, cons
   };
   build();
   while (output_ == "table" && terminal_width > 0 && table_.width() > terminal_width) {
-    const auto least = std::max_element(cells_.begin(), cells_.end(),
-                                        [](const Cell& a, const Cell& b) { return a.drop < b.drop; });
+    const auto least =
+        std::max_element(cells_.begin(), cells_.end(), [](const Cell& a, const Cell& b) { return a.drop < b.drop; });
     if (least->drop == 0) break;
     dropped_ += (dropped_.empty() ? "" : ", ") + least->column.name;
     cells_.erase(least);
@@ -122,11 +126,12 @@ void BenchReport::finish(const CeilingMeter* ceilings) const {
   if (output_ == "json") return print_json(ceilings);
   for (const BenchResult& r : results_) {
     if (!r.streaming) continue;
-    print_out(fmt::format("{}: {:.0f} MB a token from disk at {:.2f} GB/s ({:.0f} % of the disk's own {:.2f}); {:.1f} % of expert "
-                          "reads found in memory\n",
-                          r.test.label(), r.streaming->disk_bytes_per_token / 1e6, r.streaming->disk_bytes_per_second / 1e9,
-                          100 * r.streaming->disk_bytes_per_second / r.streaming->direct_bytes_per_second,
-                          r.streaming->direct_bytes_per_second / 1e9, 100 * r.streaming->hit_rate));
+    print_out(
+        fmt::format("{}: {:.0f} MB a token from disk at {:.2f} GB/s ({:.0f} % of the disk's own {:.2f}); {:.1f} % of expert "
+                    "reads found in memory\n",
+                    r.test.label(), r.streaming->disk_bytes_per_token / 1e6, r.streaming->disk_bytes_per_second / 1e9,
+                    100 * r.streaming->disk_bytes_per_second / r.streaming->direct_bytes_per_second,
+                    r.streaming->direct_bytes_per_second / 1e9, 100 * r.streaming->hit_rate));
   }
   if (ceilings != nullptr) print_out((output_ == "markdown" ? "\n" : "") + ceilings->summary());
 }

@@ -25,10 +25,10 @@ struct BenchResult {
   std::string settings;  // "bf16", "exact", "bf16 deterministic": what a row is labelled with
   StepCost cost;         // of one repetition
   Samples seconds;
-  Samples share;              // of the floor, by the ceilings around each repetition; empty without ceilings
+  Samples share;  // of the floor, by the ceilings around each repetition; empty without ceilings
   Samples read_ceiling, flops_ceiling;
-  std::string unit;           // of the floor's arithmetic: "amx", "bf16 dot", "fp32"
-  bool read_bound = false;    // which side sets the floor
+  std::string unit;         // of the floor's arithmetic: "amx", "bf16 dot", "fp32"
+  bool read_bound = false;  // which side sets the floor
   std::optional<PerplexityResult> quality;
   std::optional<StreamFigures> streaming;
 

@@ -26,8 +26,9 @@ TEST(BenchCases, CrossProductInOrder) {
   o.policies = {"bf16", "exact"};
   const std::vector<BenchCase> cases = bench_cases(o, 99);
   ASSERT_EQ(cases.size(), 2u * 2 * 2 * (2 * 2 + 2));
-  EXPECT_THAT(labels({cases.begin(), cases.begin() + 6}),
-              testing::ElementsAre("prefill 8", "prefill 16", "prefill 8 @100", "prefill 16 @100", "decode 4", "decode 4 @100"));
+  EXPECT_THAT(
+      labels({cases.begin(), cases.begin() + 6}),
+      testing::ElementsAre("prefill 8", "prefill 16", "prefill 8 @100", "prefill 16 @100", "decode 4", "decode 4 @100"));
   // Threads outermost, then policy: a pool and a runner serve a run of neighbours.
   EXPECT_EQ(cases.front().threads, 2);
   EXPECT_EQ(cases.back().threads, 1);

@@ -172,7 +172,8 @@ Status ceiling_command(const BenchOptions& options) {
   K3_TRY_ASSIGN(CeilingMeter meter, CeilingMeter::create(widest, isa));
   Progress bar("ceilings", static_cast<int64_t>(counts.size()) * kSurveySamples, "rounds");
   int64_t done = 0;
-  for (int round = 0; round < kSurveySamples; ++round) {  // rounds outside: what disturbs a moment disturbs one sample of each
+  for (int round = 0; round < kSurveySamples;
+       ++round) {  // rounds outside: what disturbs a moment disturbs one sample of each
     for (const int count : counts) {
       ThreadPool pool(count);
       meter.survey(pool, 1);

@@ -10,7 +10,8 @@
 namespace k3::ops {
 namespace {
 
-// Args: tokens, in, out, threads. Enough copies of the weight are cycled through to defeat the caches where bytes count (T <= 16).
+// Args: tokens, in, out, threads. Enough copies of the weight are cycled through to defeat the caches where bytes count (T
+// <= 16).
 void run(benchmark::State& state, Scheme scheme, Isa isa, bool onednn = false) {
   if (isa > detect_isa()) return state.SkipWithError("instruction set not available");
   const int64_t tokens = state.range(0), in = state.range(1), out = state.range(2);
@@ -27,7 +28,8 @@ void run(benchmark::State& state, Scheme scheme, Isa isa, bool onednn = false) {
   std::vector<float> x = random_normal(tokens * in, 1), y(static_cast<size_t>(tokens * out));
   ThreadPool pool(static_cast<int>(state.range(3)));
   Workspace workspace;
-  const Ctx ctx{.pool = &pool, .workspace = &workspace, .isa = isa, .policy = isa >= Isa::avx512bf16 ? Policy::bf16 : Policy::exact};
+  const Ctx ctx{
+      .pool = &pool, .workspace = &workspace, .isa = isa, .policy = isa >= Isa::avx512bf16 ? Policy::bf16 : Policy::exact};
   int64_t copy = 0;
   for (auto _ : state) {
     const Weight w{data.data() + copy * bytes, reinterpret_cast<const uint8_t*>(scales.data() + copy * scale_bytes), scheme,

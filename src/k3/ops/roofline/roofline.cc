@@ -10,10 +10,6 @@
 
 #include "k3/ops/roofline/roofline_kernel.h"
 
-#if defined(__x86_64__)
-#include <cpuid.h>
-#endif
-
 namespace k3::ops {
 namespace {
 
@@ -21,15 +17,6 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int64_t kPiece = int64_t{1} << 20;  // of a buffer, taken at once: about 50 us
 constexpr int64_t kMiB = int64_t{1} << 20;
-
-bool has_avx512_bf16() {
-#if defined(__x86_64__)
-  unsigned a = 0, b = 0, c = 0, d = 0;
-  return __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a >> 5 & 1) != 0;
-#else
-  return false;
-#endif
-}
 
 // The loop of a unit, how many rounds are 10 to 100 us, and the FLOPs of a round.
 struct Spin {
@@ -72,7 +59,7 @@ std::atomic<uint64_t> g_sink;  // results end here, so that the loops have a pur
 bool has_unit(Unit unit, Isa isa) {
   switch (unit) {
     case Unit::fp32_fma: return true;
-    case Unit::bf16_dot: return isa >= Isa::avx512 && has_avx512_bf16();
+    case Unit::bf16_dot: return isa >= Isa::avx512bf16;
     case Unit::bf16_tile: return isa >= Isa::amx;
   }
   return false;
@@ -91,8 +78,7 @@ Unit best_unit(Isa isa) {
 double measure_flops(ThreadPool& pool, Unit unit, Isa isa, double seconds) {
   K3_CHECK(isa <= detect_isa() && has_unit(unit, isa), "no {} at level {}", unit_name(unit), isa_name(isa));
   const Spin spin = spin_of(unit, isa);
-  const double rate =
-      pieces_per_second(pool, seconds, [&] { g_sink += static_cast<uint64_t>(spin.run(spin.rounds)); });
+  const double rate = pieces_per_second(pool, seconds, [&] { g_sink += static_cast<uint64_t>(spin.run(spin.rounds)); });
   return rate * static_cast<double>(spin.rounds) * spin.flops;
 }
 

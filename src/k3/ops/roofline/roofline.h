@@ -6,7 +6,7 @@
 //           the machine gives and not what a partition makes of it.
 // Errors:   make_read_buffer: exhausted. A unit that the level does not have is a CHECK: ask has_unit first.
 // Source:   loops of independent products on registers (no loads), and one pass after the other over a buffer that no cache
-//           holds. What a level has: ops/cpu/isa.h; BF16 dot products by CPUID.
+//           holds. What a level has: ops/cpu/isa.h.
 #pragma once
 
 #include <cstdint>

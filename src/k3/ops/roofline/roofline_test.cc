@@ -18,13 +18,14 @@ TEST(Roofline, UnitsFollowTheLevel) {
     EXPECT_TRUE(has_unit(best_unit(isa), isa));
   }
   EXPECT_EQ(best_unit(Isa::scalar), Unit::fp32_fma);
-  EXPECT_EQ(best_unit(Isa::avx2), Unit::fp32_fma);
+  EXPECT_EQ(best_unit(Isa::avx512), Unit::fp32_fma);
+  EXPECT_EQ(best_unit(Isa::avx512bf16), Unit::bf16_dot);
   EXPECT_EQ(best_unit(Isa::amx), Unit::bf16_tile);
 }
 
 TEST(Roofline, EveryUnitOfThisMachineGivesARate) {
   ThreadPool pool(2);
-  for (const Isa isa : {Isa::scalar, Isa::avx2, Isa::avx512, Isa::amx}) {
+  for (const Isa isa : {Isa::scalar, Isa::avx2, Isa::avx512, Isa::avx512bf16, Isa::amx}) {
     if (isa > detect_isa()) continue;
     for (const Unit unit : {Unit::fp32_fma, Unit::bf16_dot, Unit::bf16_tile}) {
       if (!has_unit(unit, isa)) continue;

@@ -20,8 +20,8 @@ void route(benchmark::State& state) {
     benchmark::ClobberMemory();
   }
   state.SetLabel("f32");
-  state.counters["GB/s"] = benchmark::Counter(4e-9 * static_cast<double>(tokens * experts),
-                                              benchmark::Counter::kIsIterationInvariantRate);
+  state.counters["GB/s"] =
+      benchmark::Counter(4e-9 * static_cast<double>(tokens * experts), benchmark::Counter::kIsIterationInvariantRate);
 }
 
 BENCHMARK(route)
