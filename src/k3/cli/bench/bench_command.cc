@@ -81,6 +81,7 @@ class Bench {
   std::optional<CeilingMeter> meter_;
   std::optional<Progress> bar_;
   int64_t runs_done_ = 0;
+  double direct_rate_ = 0;                           // of the disk, for a model that is read from it
   std::map<std::string, PerplexityResult> quality_;  // by policy: threads do not change it
 };
 
@@ -134,6 +135,7 @@ Result<BenchResult> Bench::run_case(const BenchCase& test, const Group& group) {
   double seconds = 0;
   K3_TRY(repetition(test, group, seconds));  // warms up
   bar_->update(++runs_done_);
+  const std::optional<StreamCounters> counters = stream_counters(*loaded_.model);
   CeilingMoment before = meter_ ? meter_->moment(*group.pool, group.unit) : CeilingMoment{};
   for (int64_t r = 0; r < options_.repeats; ++r) {
     K3_TRY(repetition(test, group, seconds));
@@ -148,6 +150,13 @@ Result<BenchResult> Bench::run_case(const BenchCase& test, const Group& group) {
       before = after;
     }
     bar_->update(++runs_done_);
+  }
+  if (counters) {
+    // What fills the context before each repetition reads from disk as well: without depth there is nothing of that.
+    const std::optional<StreamCounters> after = stream_counters(*loaded_.model);
+    const auto repeats = static_cast<double>(options_.repeats);
+    result.streaming = stream_figures(*counters, *after, options_.repeats * test.total_tokens(),
+                                      repeats * result.seconds.median(), direct_rate_);
   }
   if (meter_) {
     result.read_bound = floor_of(result.cost, result.read_ceiling.median(), result.flops_ceiling.median()).by_reading;
@@ -191,6 +200,7 @@ Status Bench::run(const std::vector<BenchCase>& cases) {
       return fail(meter.error().code, "{} to measure the ceilings in; see --no-ceilings", meter.error().message);
     meter_.emplace(*std::move(meter));
   }
+  if (stream_counters(*loaded_.model)) direct_rate_ = direct_read_rate(*loaded_.model);
   const bool terminal = ::isatty(STDOUT_FILENO) == 1;
   BenchReport report(options_, heading(first.isa), cases, terminal ? terminal_columns() : 0);
   report.begin();

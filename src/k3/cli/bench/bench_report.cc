@@ -54,6 +54,16 @@ std::string heading_text(const BenchHeading& h, const std::vector<BenchCase>& ca
          fmt::format("\na decoded token reads {:.0f} MB and takes {:.2f} GFLOP\n", h.step_bytes / 1e6, h.step_flops / 1e9);
 }
 
+std::string stream_text(const BenchCase& test, const StreamFigures& f) {
+  std::string text = fmt::format("{}: {:.1f} MB a token from disk at {:.2f} GB/s", test.label(),
+                                 f.disk_bytes_per_token / 1e6, f.disk_bytes_per_second / 1e9);
+  if (f.direct_bytes_per_second > 0) {
+    text += fmt::format(", {} of the disk's own {:.2f}", percent(f.disk_bytes_per_second / f.direct_bytes_per_second),
+                        f.direct_bytes_per_second / 1e9);
+  }
+  return text + fmt::format("; {} of the experts wanted were in memory\n", percent(f.hit_rate));
+}
+
 }  // namespace
 
 std::vector<BenchReport::Cell> BenchReport::all_cells(const BenchOptions& options, const std::vector<BenchCase>& cases) {
@@ -126,12 +136,7 @@ void BenchReport::finish(const CeilingMeter* ceilings) const {
   if (output_ == "json") return print_json(ceilings);
   for (const BenchResult& r : results_) {
     if (!r.streaming) continue;
-    print_out(
-        fmt::format("{}: {:.0f} MB a token from disk at {:.2f} GB/s ({:.0f} % of the disk's own {:.2f}); {:.1f} % of expert "
-                    "reads found in memory\n",
-                    r.test.label(), r.streaming->disk_bytes_per_token / 1e6, r.streaming->disk_bytes_per_second / 1e9,
-                    100 * r.streaming->disk_bytes_per_second / r.streaming->direct_bytes_per_second,
-                    r.streaming->direct_bytes_per_second / 1e9, 100 * r.streaming->hit_rate));
+    print_out(stream_text(r.test, *r.streaming));
   }
   if (ceilings != nullptr) print_out((output_ == "markdown" ? "\n" : "") + ceilings->summary());
 }

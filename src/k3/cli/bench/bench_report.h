@@ -9,16 +9,12 @@
 #include "k3/cli/bench/bench_cases.h"
 #include "k3/cli/bench/ceilings.h"
 #include "k3/cli/bench/samples.h"
+#include "k3/cli/bench/stream_meter.h"
 #include "k3/cli/bench/text_table.h"
 #include "k3/cli/perplexity.h"
 #include "k3/model/step_cost.h"
 
 namespace k3::cli {
-
-// Of a model that is read from disk while it runs.
-struct StreamFigures {
-  double disk_bytes_per_token = 0, hit_rate = 0, disk_bytes_per_second = 0, direct_bytes_per_second = 0;
-};
 
 struct BenchResult {
   BenchCase test;

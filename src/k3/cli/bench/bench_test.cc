@@ -5,6 +5,7 @@
 #include "k3/cli/bench/bench_cases.h"
 #include "k3/cli/bench/ceilings.h"
 #include "k3/cli/bench/samples.h"
+#include "k3/cli/bench/stream_meter.h"
 #include "k3/cli/bench/text_table.h"
 
 namespace k3::cli {
@@ -62,6 +63,15 @@ TEST(Samples, MedianAndSpread) {
   EXPECT_DOUBLE_EQ(s.spread(), 4.0 / 3.0);  // (9 - 1) / 2 over 3
   s.add(5);
   EXPECT_EQ(s.median(), 4);
+}
+
+TEST(StreamFigures, AreThoseOfTheRepetitions) {
+  const StreamFigures f = stream_figures({1000, 10, 5}, {9000, 16, 7}, 4, 2, 8000);
+  EXPECT_EQ(f.disk_bytes_per_token, 2000);
+  EXPECT_EQ(f.disk_bytes_per_second, 4000);
+  EXPECT_EQ(f.hit_rate, 0.75);
+  EXPECT_EQ(f.direct_bytes_per_second, 8000);
+  EXPECT_EQ(stream_figures({}, {}, 0, 0, 0).hit_rate, 1);  // nothing was wanted
 }
 
 TEST(TextTable, AlignsTextAndNumbers) {
