@@ -53,12 +53,13 @@ def ceilings_of(document):
     return {(entry["threads"], rate["name"]): rate["median"] for entry in document["ceilings"] for rate in entry["rates"]}
 
 
-def flops_ceiling(ceilings, threads, isa):
-    """The fastest arithmetic that the level has: a kernel is not excused for leaving a unit unused."""
+def flops_ceiling(ceilings, threads, isa, exact):
+    """The fastest arithmetic that the level has: a kernel is not excused for leaving a unit unused. `exact` is FP32."""
     allowed = {"scalar": ["fp32 scalar"], "avx2": ["fp32 avx2"], "avx512": ["fp32 avx512"],
                "avx512bf16": ["bf16 dot"], "amx": ["amx"]}.get(isa)
     rates = [rate for (count, name), rate in ceilings.items()
-             if count == threads and name != "read" and (allowed is None or name in allowed)]
+             if count == threads and name != "read" and (allowed is None or name in allowed)
+             and (not exact or name.startswith("fp32"))]
     return max(rates, default=None)
 
 
@@ -68,7 +69,7 @@ def line_of(result, ceilings, device, commit):
     scale = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}[result.get("time_unit", "ns")]
     gflops, gbps = result.get("GFLOP/s"), result.get("GB/s")
     shares = []
-    for bound, value, ceiling in (("flops", gflops, flops_ceiling(ceilings, threads, isa)),
+    for bound, value, ceiling in (("flops", gflops, flops_ceiling(ceilings, threads, isa, "/exact/" in name)),
                                   ("read", gbps, ceilings.get((threads, "read")))):
         if value and ceiling:
             shares.append((value * 1e9 / ceiling, bound, ceiling / 1e9))

@@ -25,6 +25,7 @@ class Lines(unittest.TestCase):
     def test_a_level_has_its_own_ceiling(self):
         self.assertEqual(self.line(name="run/avx2_bf16/T:512", **{"GFLOP/s": 40.0})["share"], 0.5)
         self.assertEqual(self.line(name="moe/T:512", **{"GFLOP/s": 40.0})["share"], 0.2)  # the best of the machine
+        self.assertEqual(self.line(name="moe/exact/T:512", **{"GFLOP/s": 40.0})["share"], 0.4)
         self.assertEqual(self.line(name="chunk/threads:1/isa:2", **{"GFLOP/s": 40.0})["share"], 0.4)
 
     def test_nothing_to_hold_against(self):
