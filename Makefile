@@ -7,12 +7,13 @@ JOBS ?= $(shell nproc)
 PREFIX ?= /usr/local
 FUZZ_SECONDS ?= 60
 
-.PHONY: help run test test-slow fuzz build release setup setup-fuzz venv install clean
+.PHONY: help run test test-slow bench-micro fuzz build release setup setup-fuzz venv install clean
 
 help:
 	@echo "make run [PROMPT='...']   install packages, build, answer a prompt with the model in the repository"
 	@echo "make test                 install packages, build, run the whole test suite"
 	@echo "make test-slow            the tests that take long"
+	@echo "make bench-micro          the speed of each op, a JSON line a case (BENCH_ARGS='--filter mxfp4')"
 	@echo "make fuzz                 fuzz every parser for $(FUZZ_SECONDS) s each (FUZZ_SECONDS=...)"
 	@echo "make install              put k3 into $(PREFIX)/bin (PREFIX=...)"
 	@echo "make release, make build  the optimised program; the one with checks and tests"
@@ -43,6 +44,11 @@ test: build
 
 test-slow: build
 	@ctest --test-dir build/dev --output-on-failure -L slow
+
+bench-micro: setup
+	@cmake --preset bench $(CMAKE_FLAGS) > /dev/null
+	@cmake --build --preset bench --target k3 k3_ops_bench -- -j$(JOBS) >&2
+	@bench/micro/run_micro.py build/bench $(BENCH_ARGS)
 
 fuzz: setup-fuzz
 	@cmake --preset fuzz && cmake --build --preset fuzz --target fuzzers -- -j$(JOBS)

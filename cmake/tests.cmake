@@ -60,6 +60,9 @@ add_test(NAME check_tree_rules COMMAND ${K3_PYTHON} ${CMAKE_SOURCE_DIR}/tools/ch
 set_tests_properties(check_tree check_tree_rules PROPERTIES LABELS unit)
 endif()
 
+add_test(NAME run_micro COMMAND ${K3_PYTHON} ${CMAKE_SOURCE_DIR}/bench/micro/run_micro_test.py)
+set_tests_properties(run_micro PROPERTIES LABELS unit)
+
 # Optimised builds only: without inlining every template is a weak symbol.
 if(CMAKE_BUILD_TYPE STREQUAL "RelWithDebInfo" AND NOT K3_SANITIZE)
   add_test(NAME check_isa COMMAND ${K3_PYTHON} ${CMAKE_SOURCE_DIR}/tools/check_isa.py ${CMAKE_BINARY_DIR})

@@ -1,4 +1,4 @@
-// `k3 logits`, `perplexity` and `bench`.
+// `k3 logits` and `perplexity`.
 #include <nlohmann/json.hpp>
 
 #include "tests/e2e/cli.h"
@@ -166,38 +166,6 @@ TEST(Perplexity, WrongInput) {
   const Outcome window = k3({"perplexity", kMini, "--ids", "1,2,3", "--window", "9223372036854775807"});
   EXPECT_EQ(window.code, 2);
   EXPECT_THAT(window.err, HasSubstr("--window"));
-}
-
-TEST(Bench, JsonAndTable) {
-  const std::vector<std::string> small = {"bench",   kMini, "--prefill", "16,40", "--decode", "4",
-                                          "--depth", "20",  "-r",        "2",     "-t",       "2"};
-  std::vector<std::string> as_json = small;
-  as_json.emplace_back("--json");
-  const json bench = json::parse(k3_ok(as_json));
-  EXPECT_EQ(bench.at("model"), kMini);
-  EXPECT_EQ(bench.at("parameters"), 55'077'568);
-  EXPECT_GT(bench.at("active_bytes"), 0);
-  EXPECT_EQ(bench.at("threads"), 2);
-  EXPECT_EQ(bench.at("policy"), "bf16");
-  EXPECT_EQ(bench.at("deterministic"), false);
-  EXPECT_TRUE(bench.at("isa").is_string());
-  ASSERT_EQ(bench.at("results").size(), 3u);
-  for (const json& result : bench.at("results")) {
-    EXPECT_EQ(result.at("seconds").size(), 2u);
-    EXPECT_GT(result.at("tokens_per_second"), 0);
-  }
-  EXPECT_EQ(bench["results"][0]["test"], "prefill");
-  EXPECT_EQ(bench["results"][0]["tokens"], 16);
-  EXPECT_EQ(bench["results"][1]["tokens"], 40);
-  EXPECT_EQ(bench["results"][2]["test"], "decode @20");
-  const std::string table = k3_ok(small);
-  for (const char* word : {"tokens/s", "prefill", "decode @20", "2 threads"}) EXPECT_THAT(table, HasSubstr(word));
-}
-
-TEST(Bench, WrongLengths) {
-  for (const char* prefill : {"0", "-4", "x", "16,0"}) {
-    EXPECT_EQ(k3({"bench", kMini, "--prefill", prefill, "--decode", "1", "-r", "1"}).code, 2) << prefill;
-  }
 }
 
 }  // namespace

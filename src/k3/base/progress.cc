@@ -76,12 +76,15 @@ void Progress::draw() {
   drawn_ = true;
 }
 
-void Progress::finish() {
-  if (drawn_) {
-    std::fprintf(stderr, "\r\x1b[K");
-    std::fflush(stderr);
-  }
+void Progress::pause() {
+  if (!drawn_) return;
+  std::fprintf(stderr, "\r\x1b[K");
+  std::fflush(stderr);
   drawn_ = false;
+}
+
+void Progress::finish() {
+  pause();
   enabled_ = false;
 }
 

@@ -17,6 +17,7 @@ class Progress {
   Progress& operator=(const Progress&) = delete;
 
   void update(int64_t done);  // one thread at a time
+  void pause();               // erases the bar so that a line can be printed; the next update draws it again
   void finish();
 
   static bool stderr_is_terminal();  // one that can redraw a line (TERM set and not "dumb")

@@ -11,8 +11,11 @@
 #include <random>
 
 #include "k3/base/file.h"
+#include "k3/base/log.h"
+#include "k3/base/numa/numa_plan.h"
 #include "k3/base/progress.h"
 #include "k3/base/utf8.h"
+#include "k3/model/weight_placement.h"
 
 namespace k3::cli {
 namespace {
@@ -32,6 +35,17 @@ size_t display_width(std::string_view text) {
 
 }  // namespace
 
+namespace {
+
+// On a machine of several memories the rows of a worker go into its own; on others nothing happens.
+void place_in_memories(const LoadedModel& loaded) {
+  const WeightSet& weights = loaded.model->weights();
+  const NumaPlan plan = plan_numa(this_machine(), loaded.pool->size(), weights.size_bytes);
+  if (!place_weights(weights, plan)) log_info("the system does not let memory be placed; weights stay where they are");
+}
+
+}  // namespace
+
 Result<LoadedModel> load_model(const std::string& path, const ComputeOptions& options) {
   const auto start = std::chrono::steady_clock::now();
   LoadedModel loaded;
@@ -44,6 +58,7 @@ Result<LoadedModel> load_model(const std::string& path, const ComputeOptions& op
   bar.reset();
   if (!model.ok()) return std::move(model).take_error();
   loaded.model = std::make_unique<Model>(*std::move(model));
+  place_in_memories(loaded);
   loaded.load_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return loaded;
 }

@@ -103,14 +103,18 @@ struct ConvertOptionsCli {
   bool force = false;
 };
 
+// Lists multiply: every test runs with every thread count, policy and batch.
 struct BenchOptions {
-  std::string model;
-  std::vector<int64_t> prefill = {128, 512};
-  int64_t decode = 64;
-  int64_t depth = 0;
-  int64_t repeats = 3;
-  bool json = false;
-  ComputeOptions compute;
+  std::string model;                                         // "ceiling": no model, the machine alone
+  std::vector<int64_t> prefill = {128, 512}, decode = {64};  // 0 leaves out
+  std::vector<int64_t> depth = {0}, batch = {1};
+  std::vector<int> threads;  // empty: all that the process may use
+  std::vector<std::string> policies = {"bf16"};
+  int64_t repeats = 5;
+  bool ceilings = true, ceiling_only = false;
+  std::optional<std::string> quality;  // a text file; "" is the text built in
+  std::string output = "table";        // table | json | markdown
+  ComputeOptions compute;              // its threads and policy are not used
 };
 
 }  // namespace k3::cli

@@ -27,15 +27,21 @@ constexpr const char* kModelHelp = "Model folder in the released Hugging Face la
 
 void add_model(CLI::App& app, std::string& model) { app.add_option("MODEL", model, kModelHelp)->required(); }
 
-void add_compute(CLI::App& app, ComputeOptions& o) {
-  const char* group = "Computing";
+constexpr const char* kComputing = "Computing";
+
+// What `k3 bench` takes lists of.
+void add_threads_and_policy(CLI::App& app, ComputeOptions& o) {
   app.add_option("-t,--threads", o.threads, "Worker threads (default: all this process may use)")
       ->check(CLI::Range(1, 1024))
-      ->group(group);
+      ->group(kComputing);
   app.add_option("--policy", o.policy,
                  "bf16: round matrix inputs, conv tail and latent to BF16 (default). exact: FP32 throughout")
       ->check(CLI::IsMember({"bf16", "exact"}))
-      ->group(group);
+      ->group(kComputing);
+}
+
+void add_other_compute(CLI::App& app, ComputeOptions& o) {
+  const char* group = kComputing;
   app.add_option("--cpu-isa", o.isa, "Instruction set: auto, " + ops::isa_names() + " (default auto)")
       ->check(CLI::IsMember({"auto", "scalar", "avx2", "avx512", "avx512bf16", "amx"}))
       ->group(group);
@@ -45,6 +51,11 @@ void add_compute(CLI::App& app, ComputeOptions& o) {
   app.add_flag("--deterministic", o.deterministic,
                "Same bits for a token whatever the chunking, the neighbours and the thread count")
       ->group(group);
+}
+
+void add_compute(CLI::App& app, ComputeOptions& o) {
+  add_threads_and_policy(app, o);
+  add_other_compute(app, o);
 }
 
 void add_sampling(CLI::App& app, SamplingOptions& o) {
@@ -185,21 +196,67 @@ void add_look_commands(CLI::App& app, AllOptions& o, Status& status) {
   add_json(*perplexity, o.perplexity.json);
   add_compute(*perplexity, o.perplexity.compute);
   bind(perplexity, status, o.perplexity, perplexity_command);
+}
 
-  CLI::App* bench = app.add_subcommand("bench", "Prefill and decode speed")->group(group);
-  bench->footer("Example:\n  k3 bench models/k3-mini --prefill 128,512,2048 --decode 64 -t 2");
-  add_model(*bench, o.bench.model);
-  bench->add_option("--prefill", o.bench.prefill, "Prompt lengths (default 128,512)")
+void add_bench_tests(CLI::App& app, BenchOptions& o) {
+  const char* group = "Tests (lists multiply: all lengths with all depths, batches, threads, policies)";
+  const auto list = [&](const char* name, auto& values, const char* help, int64_t least, int64_t most) {
+    // Without a description the range stands in error messages alone, not in the help.
+    const CLI::Validator range = CLI::Validator(CLI::Range(least, most)).description("");
+    app.add_option(name, values, help)->delimiter(',')->check(range)->type_name("N,N")->group(group);
+  };
+  list("-p,--prefill", o.prefill, "Prompt lengths in tokens; 0: none (default 128,512)", 0, kMostTokens);
+  list("-n,--decode", o.decode, "Tokens decoded one by one; 0: none (default 64)", 0, kMostTokens);
+  list("-d,--depth", o.depth, "Tokens in the cache before a test (default 0)", 0, kMostTokens);
+  list("-b,--batch", o.batch, "Sequences that go through each step together (default 1)", 1, 4096);
+  list("-t,--threads", o.threads, "Worker threads (default: all this process may use)", 1, 1024);
+  app.add_option("--policy", o.policies, "bf16, exact or both: bf16,exact (default bf16)")
       ->delimiter(',')
-      ->check(CLI::Range(int64_t{1}, kMostTokens));
-  bench->add_option("--decode", o.bench.decode, "Tokens decoded one by one (default 64)")
-      ->check(CLI::Range(int64_t{1}, kMostTokens));
-  bench->add_option("--depth", o.bench.depth, "Tokens in the cache before decoding (default 0: one)")
-      ->check(CLI::Range(int64_t{0}, kMostTokens));
-  bench->add_option("-r,--repeats", o.bench.repeats, "Runs of each test; the median is shown (default 3)")
-      ->check(CLI::Range(int64_t{1}, int64_t{1000}));
-  add_json(*bench, o.bench.json);
-  add_compute(*bench, o.bench.compute);
+      ->check(CLI::Validator(CLI::IsMember({"bf16", "exact"})).description(""))
+      ->type_name("P,P")
+      ->group(group);
+  app.add_option("-r,--repeats", o.repeats, "Timed runs of each test, after one that warms up (default 5)")
+      ->check(CLI::Validator(CLI::Range(int64_t{1}, int64_t{1000})).description(""))
+      ->type_name("N")
+      ->group(group);
+}
+
+void add_bench_command(CLI::App& app, AllOptions& o, Status& status) {
+  CLI::App* bench =
+      app.add_subcommand("bench", "Prefill and decode speed, against what the machine can do")->group("Look at one");
+  bench->footer(
+      "tokens/s   median over the runs, of all sequences together; 'each' is for one\n"
+      "spread     half of the range of the runs, in percent of the median\n"
+      "GB/s       bytes that have to be read (weights once a step, experts as expected\n"
+      "           for the batch, KDA state twice, the context's latents), over the time\n"
+      "GFLOP/s    products that have to be computed, over the time\n"
+      "of floor   the least time that this machine could take, over the time taken: those\n"
+      "           bytes at its read rate, or those products at the rate of its fastest\n"
+      "           unit, whichever is longer ('bound' says which). Both rates are measured\n"
+      "           before and after every run.\n\n"
+      "Examples:\n"
+      "  k3 bench models/k3-mini\n"
+      "  k3 bench MODEL -p 128,512,2048 -n 64 -t 1,2 -b 1,4\n"
+      "  k3 bench MODEL -p 0 -n 32 -d 0,4096 --policy bf16,exact --output markdown\n"
+      "  k3 bench MODEL --quality text.txt     # what a setting costs, beside its speed\n"
+      "  k3 bench ceiling -t 1,2               # the machine alone");
+  bench->add_option("MODEL", o.bench.model, "Model folder or config.json; 'ceiling': the machine alone");
+  add_bench_tests(*bench, o.bench);
+  bench->add_flag("--ceiling", o.bench.ceiling_only, "Measure the machine's ceilings alone; needs no model");
+  bench->add_flag_callback(
+      "--no-ceilings", [&o] { o.bench.ceilings = false; }, "Leave out the ceilings and the shares of the floor");
+  bench
+      ->add_option_function<std::vector<std::string>>(
+          "--quality",
+          [&o](const std::vector<std::string>& values) { o.bench.quality = values.empty() ? "" : values.front(); },
+          "Perplexity beside speed, on this text (default: one built in)")
+      ->expected(0, 1)
+      ->type_name("FILE");
+  bench->add_option("--output", o.bench.output, "table (default), json or markdown")
+      ->check(CLI::IsMember({"table", "json", "markdown"}));
+  bench->add_flag_function(
+      "--json", [&o](int64_t) { o.bench.output = "json"; }, "The same as --output json");
+  add_other_compute(*bench, o.bench.compute);
   bind(bench, status, o.bench, bench_command);
 }
 
@@ -271,6 +328,7 @@ int cli_main(int argc, const char* const* argv) {
   Status status;
   add_use_commands(app, options, status);
   add_look_commands(app, options, status);
+  add_bench_command(app, options, status);
   add_make_commands(app, options, status);
   if (is_unknown_command(app, argc, argv)) {
     return finish(fail(Code::invalid_argument, "no command '{}'; 'k3 --help' lists them", utf8_repair(argv[1])));

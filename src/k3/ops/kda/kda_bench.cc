@@ -24,6 +24,7 @@ void run(benchmark::State& state, KdaForm form) {
   const KdaArgs args = data.args(pointers, out.data(), form);
   for (auto _ : state) kda(ctx, args);
   const double tokens = static_cast<double>(data.tokens()), cells = 128.0 * 128 * static_cast<double>(c.heads);
+  state.SetLabel("f32");
   using Counter = benchmark::Counter;
   state.counters["tokens/s"] = Counter(tokens, Counter::kIsIterationInvariantRate);
   state.counters["GFLOP/s"] = Counter(7 * cells * tokens * 1e-9, Counter::kIsIterationInvariantRate);

@@ -31,6 +31,7 @@ void run(benchmark::State& state, MlaForm form) {
   const double projection = 2 * 512 * 256;
   const double flops = form == MlaForm::absorbed ? pairs * 2 * 1088 + tokens * projection
                                                  : pairs * 2 * 320 + projection * cached * std::ceil(tokens / 512);
+  state.SetLabel("bf16");
   using Counter = benchmark::Counter;
   state.counters["tokens/s"] = Counter(tokens, Counter::kIsIterationInvariantRate);
   state.counters["GFLOP/s"] = Counter(flops * heads * 1e-9, Counter::kIsIterationInvariantRate);

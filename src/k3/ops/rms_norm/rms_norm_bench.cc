@@ -19,7 +19,8 @@ void norm(benchmark::State& state, Isa isa) {
     rms_norm(run.ctx, matrix(x.data(), kTokens, kWidth), Tensor(w.data(), DType::f32, {kWidth}), 1e-5F,
              matrix(out.data(), kTokens, kWidth));
   }
-  state.SetBytesProcessed(state.iterations() * kTokens * kWidth * 8);
+  state.SetLabel("f32");
+  state.counters["GB/s"] = benchmark::Counter(8e-9 * kTokens * kWidth, benchmark::Counter::kIsIterationInvariantRate);
 }
 
 void situ(benchmark::State& state, Isa isa) {
@@ -31,7 +32,8 @@ void situ(benchmark::State& state, Isa isa) {
     glu(run.ctx, matrix(g.data(), kTokens, kWidth), matrix(u.data(), kTokens, kWidth), {GluKind::situ, 4.0F, 25.0F},
         matrix(out.data(), kTokens, kWidth));
   }
-  state.SetItemsProcessed(state.iterations() * kTokens * kWidth);
+  state.SetLabel("f32");
+  state.counters["GB/s"] = benchmark::Counter(12e-9 * kTokens * kWidth, benchmark::Counter::kIsIterationInvariantRate);
 }
 
 BENCHMARK_CAPTURE(norm, scalar, Isa::scalar);

@@ -12,6 +12,8 @@ void sample_one(benchmark::State& state, const SamplingParams& params) {
   const std::vector<float> logits = random_normal(kVocab, 1, 3.0F);
   Sampler sampler(params, kVocab);
   for (auto _ : state) benchmark::DoNotOptimize(sampler.sample(logits, {}, {}).ok());
+  state.SetLabel("f32");
+  state.counters["GB/s"] = benchmark::Counter(4e-9 * kVocab, benchmark::Counter::kIsIterationInvariantRate);
 }
 
 BENCHMARK_CAPTURE(sample_one, greedy, SamplingParams{.temperature = 0})->Unit(benchmark::kMicrosecond);

@@ -1,0 +1,259 @@
+// `k3 bench`: loads a model once, runs every test of the cross product, and holds each repetition against the ceilings
+// that the machine had just before and just after it.
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "k3/base/progress.h"
+#include "k3/base/rng.h"
+#include "k3/cli/bench/bench_report.h"
+#include "k3/cli/bench/quality_text.h"
+#include "k3/cli/commands.h"
+#include "k3/cli/common.h"
+#include "k3/model/summary.h"
+
+namespace k3::cli {
+namespace {
+
+constexpr int64_t kQualityWindow = 1024;
+
+// Ids spread over the vocabulary, so that experts are chosen as widely as text chooses them; other ids for each sequence.
+std::vector<std::vector<int32_t>> random_ids(int64_t sequences, int64_t tokens, int64_t vocab, uint64_t stream) {
+  std::vector<std::vector<int32_t>> out(static_cast<size_t>(sequences));
+  for (size_t s = 0; s < out.size(); ++s) {
+    const Rng rng(1 + s, stream);
+    out[s].resize(static_cast<size_t>(tokens));
+    for (size_t i = 0; i < out[s].size(); ++i) {
+      out[s][i] = static_cast<int32_t>(rng.bits(i) % static_cast<uint64_t>(vocab));
+    }
+  }
+  return out;
+}
+
+// Feeds every sequence its ids, `slice` tokens of each in a forward.
+Status feed_all(Runner& runner, const std::vector<std::vector<int32_t>>& ids, int64_t slice) {
+  const auto count = static_cast<int64_t>(ids.front().size());
+  std::vector<StepInput> inputs(ids.size());
+  for (int64_t begin = 0; begin < count; begin += slice) {
+    const int64_t now = std::min(slice, count - begin);
+    for (size_t s = 0; s < ids.size(); ++s) {
+      inputs[s] = {static_cast<int32_t>(s), std::span(ids[s]).subspan(static_cast<size_t>(begin), static_cast<size_t>(now)),
+                   slice == 1 || begin + now == count ? StepInput::Logits::last : StepInput::Logits::none};
+    }
+    K3_TRY_ASSIGN([[maybe_unused]] const Tensor logits, runner.step(inputs));
+  }
+  return {};
+}
+
+std::string settings_label(const BenchCase& test, bool deterministic) {
+  return deterministic ? test.policy + " deterministic" : test.policy;
+}
+
+// Everything that the tests of one run share.
+class Bench {
+ public:
+  Bench(const BenchOptions& options, const LoadedModel& loaded, const ModelSummary& summary,
+        const std::optional<PerplexityText>& quality_text)
+      : options_(options), loaded_(loaded), summary_(summary), quality_text_(quality_text) {}
+
+  Status run(const std::vector<BenchCase>& cases);
+
+ private:
+  struct Group {  // tests of one thread count and policy share a pool and a runner
+    ThreadPool* pool = nullptr;
+    Runner* runner = nullptr;
+    ops::Unit unit = ops::Unit::fp32_fma;
+    CostModel cost;
+    std::optional<PerplexityResult> quality;
+  };
+  Result<RunnerOptions> group_options(const BenchCase& first, const std::vector<BenchCase>& cases) const;
+  Status run_group(std::span<const BenchCase> cases, ThreadPool& pool, const RunnerOptions& run, BenchReport& report);
+  Result<BenchResult> run_case(const BenchCase& test, const Group& group);
+  Status repetition(const BenchCase& test, const Group& group, double& seconds) const;
+  Result<std::optional<PerplexityResult>> quality_of(const BenchCase& test, ThreadPool& pool, const RunnerOptions& run);
+  BenchHeading heading(ops::Isa isa) const;
+
+  const BenchOptions& options_;
+  const LoadedModel& loaded_;
+  const ModelSummary& summary_;
+  const std::optional<PerplexityText>& quality_text_;
+  std::optional<CeilingMeter> meter_;
+  std::optional<Progress> bar_;
+  int64_t runs_done_ = 0;
+  double direct_rate_ = 0;                           // of the disk, for a model that is read from it
+  std::map<std::string, PerplexityResult> quality_;  // by policy: threads do not change it
+};
+
+CostModel cost_of(const Config& config, const ModelSummary& summary, const std::string& policy) {
+  return cost_model(config, summary, policy == "exact" ? 4 : 2);
+}
+
+// FP32 products are done by FP32 units; inputs rounded to BF16 can use the others.
+ops::Unit unit_of(const std::string& policy, ops::Isa isa) {
+  return policy == "exact" ? ops::Unit::fp32_fma : ops::best_unit(isa);
+}
+
+BenchHeading Bench::heading(ops::Isa isa) const {
+  const StepCost step = decode_cost(cost_of(loaded_.model->config(), summary_, options_.policies.front()), 1, 0, 1);
+  return {options_.model, std::string(ops::isa_name(isa)), summary_.total.params, summary_.active_bytes, step.bytes(),
+          step.flops(),   options_.compute.deterministic};
+}
+
+Result<RunnerOptions> Bench::group_options(const BenchCase& first, const std::vector<BenchCase>& cases) const {
+  ComputeOptions compute = options_.compute;
+  compute.policy = first.policy;
+  K3_TRY_ASSIGN(RunnerOptions run, runner_options(compute, loaded_.model->config()));
+  const int64_t needed = needed_ctx(cases);
+  run.ctx_tokens = compute.ctx_tokens > 0 ? std::max(run.ctx_tokens, needed) : needed;
+  for (const BenchCase& c : cases) run.sequences = std::max(run.sequences, c.batch);
+  return run;
+}
+
+Status Bench::repetition(const BenchCase& test, const Group& group, double& seconds) const {
+  Runner& runner = *group.runner;
+  const int64_t vocab = loaded_.model->config().vocab_size;
+  for (int64_t s = 0; s < test.batch; ++s) runner.reset(static_cast<int32_t>(s));
+  const int64_t slice = std::max<int64_t>(1, runner.options().chunk_tokens / test.batch);
+  if (test.depth > 0) K3_TRY(feed_all(runner, random_ids(test.batch, test.depth, vocab, 2), slice));
+  const auto ids = random_ids(test.batch, test.tokens, vocab, 3);
+  const auto start = std::chrono::steady_clock::now();
+  K3_TRY(feed_all(runner, ids, test.phase == Phase::decode ? 1 : slice));
+  seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return {};
+}
+
+Result<BenchResult> Bench::run_case(const BenchCase& test, const Group& group) {
+  BenchResult result;
+  result.test = test;
+  result.settings = settings_label(test, options_.compute.deterministic);
+  result.unit = ops::unit_name(group.unit);
+  result.quality = group.quality;
+  result.cost = test.phase == Phase::decode
+                    ? decode_cost(group.cost, test.batch, test.depth, test.tokens)
+                    : prefill_cost(group.cost, test.batch, test.depth, test.tokens, group.runner->options().chunk_tokens);
+  double seconds = 0;
+  K3_TRY(repetition(test, group, seconds));  // warms up
+  bar_->update(++runs_done_);
+  const std::optional<StreamCounters> counters = stream_counters(*loaded_.model);
+  CeilingMoment before = meter_ ? meter_->moment(*group.pool, group.unit) : CeilingMoment{};
+  for (int64_t r = 0; r < options_.repeats; ++r) {
+    K3_TRY(repetition(test, group, seconds));
+    result.seconds.add(seconds);
+    if (meter_) {
+      const CeilingMoment after = meter_->moment(*group.pool, group.unit);
+      const double read = (before.read_bytes_per_second + after.read_bytes_per_second) / 2;
+      const double flops = (before.flops_per_second + after.flops_per_second) / 2;
+      result.read_ceiling.add(read);
+      result.flops_ceiling.add(flops);
+      result.share.add(floor_of(result.cost, read, flops).seconds / seconds);
+      before = after;
+    }
+    bar_->update(++runs_done_);
+  }
+  if (counters) {
+    // What fills the context before each repetition reads from disk as well: without depth there is nothing of that.
+    const std::optional<StreamCounters> after = stream_counters(*loaded_.model);
+    const auto repeats = static_cast<double>(options_.repeats);
+    result.streaming = stream_figures(*counters, *after, options_.repeats * test.total_tokens(),
+                                      repeats * result.seconds.median(), direct_rate_);
+  }
+  if (meter_) {
+    result.read_bound = floor_of(result.cost, result.read_ceiling.median(), result.flops_ceiling.median()).by_reading;
+  }
+  return result;
+}
+
+Result<std::optional<PerplexityResult>> Bench::quality_of(const BenchCase& test, ThreadPool& pool,
+                                                          const RunnerOptions& run) {
+  if (!quality_text_) return std::optional<PerplexityResult>();
+  const auto known = quality_.find(test.policy);
+  if (known != quality_.end()) return std::optional(known->second);
+  K3_TRY_ASSIGN(const PerplexityResult result,
+                measure_perplexity(*loaded_.model, pool, run, *quality_text_, kQualityWindow, {}));
+  quality_[test.policy] = result;
+  return std::optional(result);
+}
+
+Status Bench::run_group(std::span<const BenchCase> cases, ThreadPool& pool, const RunnerOptions& run, BenchReport& report) {
+  Group group;
+  group.pool = &pool;
+  group.unit = unit_of(cases.front().policy, run.isa);
+  group.cost = cost_of(loaded_.model->config(), summary_, cases.front().policy);
+  K3_TRY_ASSIGN(group.quality, quality_of(cases.front(), pool, run));
+  K3_TRY_ASSIGN(Runner runner, Runner::create(*loaded_.model, pool, run));
+  group.runner = &runner;
+  for (const BenchCase& test : cases) {
+    K3_TRY_ASSIGN(BenchResult result, run_case(test, group));
+    bar_->pause();
+    report.add(std::move(result));
+  }
+  return {};
+}
+
+Status Bench::run(const std::vector<BenchCase>& cases) {
+  K3_TRY_ASSIGN(const RunnerOptions first, group_options(cases.front(), cases));
+  // Refused here, before minutes of tests: what does not fit.
+  if (options_.ceilings) {
+    auto meter = CeilingMeter::create(*loaded_.pool, first.isa);
+    if (!meter.ok())
+      return fail(meter.error().code, "{} to measure the ceilings in; see --no-ceilings", meter.error().message);
+    meter_.emplace(*std::move(meter));
+  }
+  if (stream_counters(*loaded_.model)) direct_rate_ = direct_read_rate(*loaded_.model);
+  const bool terminal = ::isatty(STDOUT_FILENO) == 1;
+  BenchReport report(options_, heading(first.isa), cases, terminal ? terminal_columns() : 0);
+  report.begin();
+  bar_.emplace("bench", static_cast<int64_t>(cases.size()) * (options_.repeats + 1), "runs");
+  for (size_t begin = 0, end = 0; begin < cases.size(); begin = end) {
+    while (end < cases.size() && cases[end].threads == cases[begin].threads && cases[end].policy == cases[begin].policy)
+      ++end;
+    std::optional<ThreadPool> own;
+    if (cases[begin].threads != loaded_.pool->size()) own.emplace(cases[begin].threads);
+    K3_TRY_ASSIGN(const RunnerOptions run, group_options(cases[begin], cases));
+    K3_TRY(run_group(std::span(cases).subspan(begin, end - begin), own ? *own : *loaded_.pool, run, report));
+  }
+  bar_->finish();
+  report.finish(meter_ ? &*meter_ : nullptr);
+  return {};
+}
+
+Result<std::optional<PerplexityText>> quality_text(const BenchOptions& options) {
+  if (!options.quality) return std::optional<PerplexityText>();
+  K3_TRY_ASSIGN(const Tokenizer tokenizer, load_tokenizer(options.model));
+  std::string text(kQualityText);
+  if (!options.quality->empty()) {
+    K3_TRY_ASSIGN(text, read_input({}, options.quality, "text", ""));
+  }
+  K3_TRY_ASSIGN(PerplexityText out, perplexity_text(tokenizer, text));
+  return std::optional(std::move(out));
+}
+
+// Bytes as the checkpoint stores them: a trunk of F32 or 8 bits and unpacked experts have other floors than the released
+// layout.
+Result<ModelSummary> stored_summary(const Model& model) {
+  ModelSummary summary = summarise(model.config());
+  K3_TRY_ASSIGN(const Checkpoint checkpoint, Checkpoint::open(model.folder()));
+  K3_TRY(use_stored_sizes(checkpoint, model.config(), summary));
+  return summary;
+}
+
+}  // namespace
+
+Status bench_command(const BenchOptions& options) {
+  const bool ceiling_only = options.ceiling_only || options.model == "ceiling";
+  if (ceiling_only) return ceiling_command(options);
+  if (options.model.empty()) {
+    return fail(Code::invalid_argument, "no model: give a model folder, or 'ceiling' to measure the machine alone");
+  }
+  const std::vector<BenchCase> cases = bench_cases(options, available_threads());
+  if (cases.empty()) return fail(Code::invalid_argument, "nothing to measure: every length of -p and -n is 0");
+  K3_TRY_ASSIGN(const auto text, quality_text(options));  // before minutes of loading
+  ComputeOptions compute = options.compute;
+  for (const BenchCase& c : cases) compute.threads = std::max(compute.threads, c.threads);
+  K3_TRY_ASSIGN(const LoadedModel loaded, load_model(options.model, compute));
+  K3_TRY_ASSIGN(const ModelSummary summary, stored_summary(*loaded.model));
+  return Bench(options, loaded, summary, text).run(cases);
+}
+
+}  // namespace k3::cli
