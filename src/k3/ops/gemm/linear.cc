@@ -1,6 +1,7 @@
 #include "k3/ops/gemm/linear.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "k3/base/check.h"
 #include "k3/ops/gemm/dots.h"
@@ -53,7 +54,9 @@ class Inputs {
   const uint16_t* const* bf16() {
     if (bf16_ != nullptr) return bf16_;
     const int64_t tokens = x_.dim(0), cols = x_.dim(1), stride = dots_stride(cols);
-    auto* data = static_cast<uint16_t*>(ctx_.workspace->bytes(tokens * stride * 2));
+    const int64_t whole = (tokens + 15) / 16 * 16;  // dense_tiles reads whole tiles
+    auto* data = static_cast<uint16_t*>(ctx_.workspace->bytes(whole * stride * 2));
+    std::memset(data + tokens * stride, 0, static_cast<size_t>((whole - tokens) * stride) * 2);
     bf16_ = static_cast<const uint16_t**>(ctx_.workspace->bytes(tokens * int64_t{sizeof(uint16_t*)}));
     for (int64_t t = 0; t < tokens; ++t) bf16_[t] = data + t * stride;
     over_tokens(ctx_, x_, [&](int64_t begin, int64_t end) {
@@ -83,10 +86,11 @@ class Inputs {
 
 // One weight of the call: the kernel that takes it and its place on the line of all rows.
 struct Part {
-  enum class Kernel { rows, dots, tiles } kernel = Kernel::rows;
+  enum class Kernel { rows, dots, tiles, dense_tiles } kernel = Kernel::rows;
   RowsJob rows;
   DotsJob dots;
   TilesJob tiles;
+  DenseTilesJob dense;
   int64_t row_cost = 1;  // bytes: what a row costs when tokens are few; when they are many, near enough
   int64_t start = 0;     // where the part begins on the line
   int64_t count = 0;     // its rows
@@ -95,7 +99,8 @@ struct Part {
     switch (kernel) {
       case Kernel::rows: return 4;
       case Kernel::dots: return kDotsRowGrain;
-      case Kernel::tiles: return kTilesRows;
+      case Kernel::tiles:
+      case Kernel::dense_tiles: return kTilesRows;
     }
     return 1;
   }
@@ -111,6 +116,7 @@ struct Part {
       case Kernel::rows: return fn(range(rows, begin, end, static_cast<float*>(panel)));
       case Kernel::dots: return dots_avx512bf16(range(dots, begin, end, static_cast<uint16_t*>(panel)));
       case Kernel::tiles: return tiles_amx(range(tiles, begin, end, static_cast<uint16_t*>(panel)));
+      case Kernel::dense_tiles: return dense_tiles_amx(range(dense, begin, end, static_cast<uint16_t*>(panel)));
     }
   }
 
@@ -131,7 +137,15 @@ Part make_part(const Ctx& ctx, Inputs& inputs, const Tensor& x, const LinearPart
   part.row_cost = scheme_row_bytes(p.w.scheme, p.w.cols);
   float* const* y = row_pointers<float>(*ctx.workspace, p.y);
   const int64_t tokens = x.dim(0);
-  if (round && !ctx.deterministic && tokens >= kTilesFrom && tiles_can(ctx.isa, p.w)) {
+  if (round && !ctx.deterministic && tokens >= kDenseTilesFrom && tiles_can(ctx.isa, p.w) && p.w.scheme == Scheme::bf16) {
+    part.kernel = Part::Kernel::dense_tiles;
+    part.dense = {.x = inputs.bf16()[0],
+                  .x_stride = dots_stride(x.dim(1)),
+                  .tokens = tokens,
+                  .w = p.w,
+                  .y = p.y.f32(),
+                  .y_stride = p.y.stride(0)};
+  } else if (round && tiles_can(ctx.isa, p.w)) {
     part.kernel = Part::Kernel::tiles;
     part.tiles = {.x = inputs.tiles(), .tokens = tokens, .w = p.w, .y = y};
   } else if (round && dots_can(ctx.isa, p.w.scheme)) {

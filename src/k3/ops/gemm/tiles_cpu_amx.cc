@@ -31,5 +31,6 @@ constexpr TileConfig kConfig;
 namespace k3::ops {
 
 void tiles_amx(const TilesJob& job) noexcept { run_tiles(job); }
+void dense_tiles_amx(const DenseTilesJob& job) noexcept { run_dense_tiles(job); }
 
 }  // namespace k3::ops

@@ -47,6 +47,7 @@ thread_local EmulatedTiles unit;
 namespace k3::ops {
 
 void tiles_emulated(const TilesJob& job) noexcept { run_tiles(job); }
+void dense_tiles_emulated(const DenseTilesJob& job) noexcept { run_dense_tiles(job); }
 
 void pack_tiles_avx512bf16(const uint16_t* const* rows, int64_t begin, int64_t end, int64_t cols, uint16_t* packed) noexcept {
   alignas(64) float square[256];
@@ -58,7 +59,7 @@ void pack_tiles_avx512bf16(const uint16_t* const* rows, int64_t begin, int64_t e
         _mm512_store_si512(square + 16 * t, row);
       }
       __m512 pairs[16];
-      transpose16(square, pairs);
+      transpose16(square, 64, pairs);
       uint16_t* out = packed + token * cols + k * 16;
       for (int64_t i = 0; i < 16; ++i) _mm512_storeu_ps(out + 32 * i, pairs[i]);
     }

@@ -94,6 +94,46 @@ TEST(Tiles, EveryCaseAgainstReference) {
   }
 }
 
+TEST(Tiles, DenseEveryCaseAgainstReference) {
+  if (tile_units().empty()) GTEST_SKIP() << "no BF16 dot instruction";
+  for (const LinearCase& c : kLinearCases) {
+    if (c.in % 32 != 0) continue;
+    const OwnedWeight w = random_weight(Scheme::bf16, c.out, c.in, 3);
+    const int64_t whole = (c.tokens + 15) / 16 * 16, gap = c.out + 5;
+    Rows x(whole, c.in, 4);
+    const Tensor values = matrix(x.values.data(), c.tokens, c.in);
+    std::vector<float> want(static_cast<size_t>(c.tokens * c.out));
+    linear_ref(values, w.view(), matrix(want.data(), c.tokens, c.out), false);
+    for (const bool amx : {false, true}) {
+      if (amx && detect_isa() < Isa::amx) continue;
+      Guarded y(c.tokens * gap);
+      Panel panel;
+      // Two parts of the rows, as two workers take them.
+      for (const auto& [begin, end] : {std::pair<int64_t, int64_t>{0, std::min<int64_t>(32, c.out)}, {32, c.out}}) {
+        const DenseTilesJob job{x.data.data(), dots_stride(c.in), c.tokens, w.view(), begin, end, y.data(), gap, panel.get()};
+        amx ? dense_tiles_amx(job) : dense_tiles_emulated(job);
+      }
+      EXPECT_TRUE(y.intact());
+      for (int64_t t = 0; t < c.tokens; ++t) {
+        for (int64_t o = 0; o < gap; ++o) {
+          const float got = y.data()[t * gap + o];
+          if (o >= c.out) {
+            ASSERT_TRUE(std::isnan(got)) << "beyond the row";
+            continue;
+          }
+          double sum = 0;
+          for (int64_t i = 0; i < c.in; ++i) {
+            sum += std::abs(static_cast<double>(values.row(t)[i]) * static_cast<double>(weight_value(w.view(), o, i)));
+          }
+          const double chain = static_cast<double>(c.in) * std::ldexp(1.0, -24);
+          ASSERT_LE(std::abs(static_cast<double>(got) - static_cast<double>(want[static_cast<size_t>(t * c.out + o)])), chain * sum)
+              << c.tokens << "x" << c.in << "x" << c.out << " at " << t << ", " << o;
+        }
+      }
+    }
+  }
+}
+
 TEST(Tiles, BitsDependOnNeitherTokensNorRowRanges) {
   constexpr int64_t kTokens = 45, kIn = 1184, kOut = 77;
   for (const Scheme scheme : {Scheme::bf16, Scheme::mxfp4}) {

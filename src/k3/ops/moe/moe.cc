@@ -40,13 +40,14 @@ struct Call {
   int64_t most;         // slots of the largest group
   Tensor plain, mixed;  // z in the order of unpacked and of mxfp4 weights; empty when no expert needs it
   Tensor h;             // [slots, hidden], rows by position, in the order that the expert's w2 wants
-  // On BF16 dots z and h are BF16 rows of dots_stride instead, and on tiles groups of enough tokens have them packed too.
+  // On BF16 dots and tiles z and h are BF16 rows of dots_stride instead; for tiles they are packed, too.
   bool dots, tiles;
   uint16_t* z_bf16;
   uint16_t* h_bf16;
   uint16_t* packed;         // of z, then of h
-  int64_t* packed_tokens;   // [groups + 1] where a group's packed tokens begin; empty for thin groups
+  int64_t* packed_tokens;   // [groups] where a group's packed tokens begin
 
+  bool bf16() const { return dots || tiles; }
   const ExpertWeights& expert(const MoeGroup& g) const { return experts[static_cast<size_t>(g.expert)]; }
   int64_t slots() const { return static_cast<int64_t>(plan.token_of.size()); }
 };
@@ -81,7 +82,7 @@ struct InputRows {
 void product(const Call& c, size_t g, const InputRows& x, const Weight& w, int64_t begin, int64_t end, float* const* y,
              int64_t origin, void* panel) {
   const int64_t count = c.plan.groups[g].end - c.plan.groups[g].begin;
-  if (c.tiles && c.packed_tokens[g + 1] > c.packed_tokens[g]) {
+  if (c.tiles) {
     return tiles_amx({c.packed + c.packed_tokens[g] * w.cols, count, w, begin, end, y, origin, static_cast<uint16_t*>(panel)});
   }
   if (c.dots) return dots_avx512bf16({x.bf16, count, w, begin, end, y, origin, static_cast<uint16_t*>(panel)});
@@ -110,7 +111,7 @@ Forms check_groups(Call& c) {
     for (const Weight* w : {&e.w1, &e.w3}) (is_mx(*w) ? forms.mx : forms.plain) = true;
     for (const Weight* w : {&e.w1, &e.w2, &e.w3}) {
       forms.dots = forms.dots && c.round && dots_can(c.ctx.isa, w->scheme);
-      forms.tiles = forms.tiles && forms.dots && !c.ctx.deterministic && tiles_can(c.ctx.isa, *w);
+      forms.tiles = forms.tiles && c.round && tiles_can(c.ctx.isa, *w);
     }
     c.most = std::max(c.most, g.end - g.begin);
   }
@@ -122,8 +123,8 @@ void prepare_inputs(Call& c) {
   const Forms forms = check_groups(c);
   const int64_t tokens = c.z.dim(0), stride = dots_stride(c.width);
   c.dots = forms.dots;
-  c.tiles = forms.tiles && c.most >= kTilesFrom;
-  if (c.dots) {
+  c.tiles = forms.tiles;
+  if (c.bf16()) {
     c.z_bf16 = static_cast<uint16_t*>(ws.bytes(tokens * stride * 2));
     c.h_bf16 = static_cast<uint16_t*>(ws.bytes(c.slots() * dots_stride(c.hidden) * 2));
   } else {
@@ -133,7 +134,7 @@ void prepare_inputs(Call& c) {
   }
   const auto body = [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
-      if (c.dots) {
+      if (c.bf16()) {
         to_bf16_avx512bf16(c.z.row(t), c.width, c.z_bf16 + t * stride);
         continue;
       }
@@ -148,18 +149,15 @@ void prepare_inputs(Call& c) {
   }
 }
 
-// Places of the packed tokens of every group that is not thin.
+// Places of the packed tokens of every group.
 void plan_packed(Call& c) {
   Workspace& ws = *c.ctx.workspace;
-  const auto groups = static_cast<int64_t>(c.plan.groups.size());
-  c.packed_tokens = static_cast<int64_t*>(ws.bytes((groups + 1) * int64_t{sizeof(int64_t)}));
+  c.packed_tokens = static_cast<int64_t*>(ws.bytes(static_cast<int64_t>(c.plan.groups.size() * sizeof(int64_t))));
   int64_t tokens = 0;
   for (size_t g = 0; g < c.plan.groups.size(); ++g) {
-    const int64_t count = c.plan.groups[g].end - c.plan.groups[g].begin;
     c.packed_tokens[g] = tokens;
-    if (count >= kTilesFrom) tokens += (count + 15) / 16 * 16;
+    tokens += (c.plan.groups[g].end - c.plan.groups[g].begin + 15) / 16 * 16;
   }
-  c.packed_tokens[groups] = tokens;
   c.packed = static_cast<uint16_t*>(ws.bytes(tokens * std::max(c.width, c.hidden) * 2));
 }
 
@@ -169,7 +167,6 @@ void pack(const Call& c, const uint16_t* const* rows, int64_t cols) {
     int64_t block = 0;
     for (size_t g = 0; g < c.plan.groups.size(); ++g) {
       const MoeGroup& group = c.plan.groups[g];
-      if (c.packed_tokens[g + 1] == c.packed_tokens[g]) continue;
       for (int64_t t = 0; t < group.end - group.begin; t += 16, ++block) {
         if (block % c.workers != worker) continue;
         pack_tiles_avx512bf16(rows + group.begin, t, std::min(t + 16, group.end - group.begin), cols,
@@ -191,7 +188,7 @@ void up_block(const Call& c, size_t index, int64_t begin, int64_t end, const Inp
   product(c, index, x, e.w1, begin, end, s.a_rows, begin, s.panel);
   product(c, index, x, e.w3, begin, end, s.b_rows, begin, s.panel);
   for (int64_t i = 0; i < count; ++i) {
-    if (c.dots) {
+    if (c.bf16()) {
       glu_row(c.ctx.isa, s.a_rows[i], s.b_rows[i], rows, c.activation, s.a_rows[i]);
       to_bf16_avx512bf16(s.a_rows[i], rows, c.h_bf16 + (g.begin + i) * dots_stride(c.hidden) + begin);
       continue;
@@ -217,7 +214,7 @@ void up_phase(const Call& c) {
     const int64_t t = c.plan.token_of[static_cast<size_t>(p)];
     plain[p] = c.plain ? c.plain.row(t) : nullptr;
     mixed[p] = c.mixed ? c.mixed.row(t) : nullptr;
-    bf16[p] = c.dots ? c.z_bf16 + t * dots_stride(c.width) : nullptr;
+    bf16[p] = c.bf16() ? c.z_bf16 + t * dots_stride(c.width) : nullptr;
   }
   const InputRows inputs{plain, mixed, bf16};
   if (c.tiles) pack(c, bf16, c.width);
@@ -274,7 +271,7 @@ void down_phase(const Call& c) {
   auto** bf16 = static_cast<const uint16_t**>(ws.bytes(c.slots() * int64_t{sizeof(uint16_t*)}));
   for (int64_t p = 0; p < c.slots(); ++p) {
     floats[p] = c.h ? c.h.row(p) : nullptr;
-    bf16[p] = c.dots ? c.h_bf16 + p * dots_stride(c.hidden) : nullptr;
+    bf16[p] = c.bf16() ? c.h_bf16 + p * dots_stride(c.hidden) : nullptr;
   }
   const InputRows hidden{floats, floats, bf16};
   if (c.tiles) pack(c, bf16, c.hidden);
