@@ -145,7 +145,7 @@ Part make_part(const Ctx& ctx, Inputs& inputs, const Tensor& x, const LinearPart
                   .w = p.w,
                   .y = p.y.f32(),
                   .y_stride = p.y.stride(0)};
-  } else if (round && tiles_can(ctx.isa, p.w)) {
+  } else if (round && tiles_can(ctx.isa, p.w) && (tokens >= kTilesFrom || ctx.deterministic)) {
     part.kernel = Part::Kernel::tiles;
     part.tiles = {.x = inputs.tiles(), .tokens = tokens, .w = p.w, .y = y};
   } else if (round && dots_can(ctx.isa, p.w.scheme)) {

@@ -112,13 +112,46 @@ K3_VEC_INLINE void tile(const RowsJob& job, const float* const* x, const D& w, i
   for (int t = 0; t < NT; ++t) sums[t] = V::sum4(acc[t][0], acc[t][1], acc[t][2], acc[t][3]);
 }
 
+// The same sums of one token with the rows one after another: memory is read as one stream, which is up to half as fast again
+// as four streams that share pages. Only for short rows (wide ones would push x out of the first-level cache) and wide
+// vectors (a single chain of additions must keep up with memory).
+template <class V, class D>
+K3_VEC_INLINE typename V::Q tile_in_order(const float* x, const D& w, int64_t columns) {
+  using F = typename V::F;
+  F acc[kTileRows];
+  K3_UNROLL
+  for (int r = 0; r < kTileRows; ++r) {
+    acc[r] = V::zero();
+    int64_t k = 0;
+    F row[1];
+    for (; k + V::kWidth <= columns; k += V::kWidth) {
+      w.load(r, k, row);
+      acc[r] = V::fma(V::load(x + k), row[0], acc[r]);
+    }
+    if (k < columns) {
+      w.load_tail(r, k, columns - k, row);
+      acc[r] = V::fma(V::load(x + k, columns - k), row[0], acc[r]);
+    }
+  }
+  return V::sum4(acc[0], acc[1], acc[2], acc[3]);
+}
+inline constexpr int64_t kInOrderRowBytes = 4096;
+
 template <class V, class D, int NT, bool kStream>
 void tile_store(const RowsJob& job, const D& w, int64_t token, int64_t row, int64_t k0, int64_t columns) {
   const float* x[NT];
   K3_UNROLL
   for (int t = 0; t < NT; ++t) x[t] = job.x[token + t] + k0;
   typename V::Q sums[NT];
-  tile<V, D, NT, kStream>(job, x, w, columns, sums);
+  if constexpr (NT == 1 && kStream && D::kVectors == 1 && V::kWidth >= 16) {
+    if (columns == job.w.cols && scheme_row_bytes(job.w.scheme, columns) <= kInOrderRowBytes) {
+      sums[0] = tile_in_order<V, D>(x[0], w, columns);
+    } else {
+      tile<V, D, NT, kStream>(job, x, w, columns, sums);
+    }
+  } else {
+    tile<V, D, NT, kStream>(job, x, w, columns, sums);
+  }
   const int64_t rows = job.row_end - row;
   K3_UNROLL
   for (int t = 0; t < NT; ++t) {

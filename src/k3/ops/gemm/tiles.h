@@ -57,6 +57,9 @@ struct DenseTilesJob {
   uint16_t* panel = nullptr;  // kTilesPanelElements, 64-byte aligned
 };
 
+// Fewer tokens stream weights a quarter faster through FP32 rows; deterministic takes tiles all the same.
+inline constexpr int64_t kTilesFrom = 5;
+
 constexpr bool tiles_can(Isa isa, const Weight& w) {
   return isa >= Isa::amx && (w.scheme == Scheme::bf16 || w.scheme == Scheme::mxfp4) && w.cols % 32 == 0;
 }

@@ -123,7 +123,7 @@ void prepare_inputs(Call& c) {
   const Forms forms = check_groups(c);
   const int64_t tokens = c.z.dim(0), stride = dots_stride(c.width);
   c.dots = forms.dots;
-  c.tiles = forms.tiles;
+  c.tiles = forms.tiles && (c.most >= kTilesFrom || c.ctx.deterministic);
   if (c.bf16()) {
     c.z_bf16 = static_cast<uint16_t*>(ws.bytes(tokens * stride * 2));
     c.h_bf16 = static_cast<uint16_t*>(ws.bytes(c.slots() * dots_stride(c.hidden) * 2));
