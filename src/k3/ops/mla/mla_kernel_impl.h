@@ -24,6 +24,52 @@ K3_VEC_INLINE void read_latent(const PagedKv& cache, int64_t first, int64_t coun
   }
 }
 
+// One token reads BF16 weights once, so they are widened in registers: the sums are those of the general path.
+template <class V>
+K3_VEC_INLINE bool streams(const Weight& w, int64_t tokens) {
+  return V::kWidth == 16 && tokens == 1 && w.scheme == Scheme::bf16 && w.cols % (16 * V::kWidth) == 0;
+}
+
+// out += sum_n q[n] w[n]: one chain over n per column, 16 vectors of columns at a time.
+template <class V>
+K3_VEC_INLINE void absorb_stream(const Weight& w, const float* q, float* out) {
+  constexpr int kN = 16;
+  for (int64_t j = 0; j < w.cols; j += kN * V::kWidth) {
+    typename V::F sum[kN];
+    K3_UNROLL
+    for (int i = 0; i < kN; ++i) sum[i] = V::load(out + j + i * V::kWidth);
+    const auto* row = static_cast<const uint16_t*>(w.data) + j;
+    for (int64_t n = 0; n < w.rows; ++n, row += w.cols) {
+      const typename V::F x = V::set(q[n]);
+      K3_UNROLL
+      for (int i = 0; i < kN; ++i) sum[i] = V::fma(x, V::load_bf16(row + i * V::kWidth), sum[i]);
+    }
+    K3_UNROLL
+    for (int i = 0; i < kN; ++i) V::store(out + j + i * V::kWidth, sum[i]);
+  }
+}
+
+// out[v] = w[v] . latent: a lane-wise chain, then the tree of dot_tile; rows in order, as they lie in memory.
+template <class V>
+K3_VEC_INLINE void project_stream(const Weight& w, const float* latent, float* out) {
+  constexpr int kN = static_cast<int>(V::kWidth);
+  for (int64_t v = 0; v < w.rows; v += kN) {
+    const int64_t count = w.rows - v < kN ? w.rows - v : kN;
+    typename V::F sum[kN];
+    K3_UNROLL
+    for (int i = 0; i < kN; ++i) sum[i] = V::zero();
+    for (int64_t i = 0; i < count; ++i) {
+      const auto* row = static_cast<const uint16_t*>(w.data) + (v + i) * w.cols;
+      typename V::F chain = V::zero();
+      for (int64_t d = 0; d < w.cols; d += V::kWidth) chain = V::fma(V::load(latent + d), V::load_bf16(row + d), chain);
+      sum[i] = chain;
+    }
+    float total[kN];
+    V::store(total, V::sums(sum));
+    for (int64_t i = 0; i < count; ++i) out[v + i] = total[i];
+  }
+}
+
 template <class V>
 void mla_absorb(const MlaAbsorb& a) {
   const MlaDims& d = a.dims;
@@ -32,7 +78,9 @@ void mla_absorb(const MlaAbsorb& a) {
   for (int64_t t = 0; t < a.tokens; ++t) {
     for (int64_t i = 0; i < mla_padded(d.width()); ++i) a.out[t * a.out_stride + i] = 0;
   }
-  for (int64_t n = 0; n < d.nope; n += kMlaRows) {
+  const bool stream = streams<V>(a.keys, a.tokens);
+  if (stream) absorb_stream<V>(a.keys, a.q, a.out);
+  for (int64_t n = stream ? d.nope : 0; n < d.nope; n += kMlaRows) {
     const int64_t count = d.nope - n < kMlaRows ? d.nope - n : kMlaRows;
     widen_rows<V>(a.keys, n, count, rank, a.scratch);
     add_rows<V>(a.q + n, a.q_stride, a.tokens, a.scratch, rank, count, rank, a.out, a.out_stride);
@@ -77,6 +125,7 @@ void mla_project(const MlaProject& a) {
   const MlaDims& d = a.dims;
   const int64_t rank = mla_padded(d.rank);
   float* products = a.scratch + kMlaRows * rank;
+  if (streams<V>(a.values, a.tokens)) return project_stream<V>(a.values, a.latent, a.out);
   for (int64_t v = 0; v < d.value; v += kMlaRows) {
     const int64_t count = d.value - v < kMlaRows ? d.value - v : kMlaRows;
     widen_rows<V>(a.values, v, count, rank, a.scratch);
