@@ -165,16 +165,19 @@ Result<Tensor> Runner::step(std::span<const StepInput> inputs) {
     }
   }
   const auto rows = static_cast<int64_t>(rows_.size());
-  if (model_->plan() && static_cast<int64_t>(tokens_.size()) > options_.chunk_tokens) {
-    return fail(Code::exhausted, "a step of {} tokens; the memory plan has scratch for {}", tokens_.size(),
-                options_.chunk_tokens);
+  if (const auto& plan = model_->plan()) {
+    const int64_t planned_rows = plan->logits_bytes / (4 * model_->config().vocab_size);
+    if (static_cast<int64_t>(tokens_.size()) > options_.chunk_tokens || rows > planned_rows) {
+      return fail(Code::exhausted, "a step of {} tokens and {} rows of logits; the memory plan has room for {} and {}",
+                  tokens_.size(), rows, options_.chunk_tokens, planned_rows);
+    }
   }
   const int64_t vocab = model_->config().vocab_size;
   logits_.resize(static_cast<size_t>(rows * vocab));
   const Tensor logits(logits_.data(), DType::f32, {rows, vocab});
   if (tokens_.empty()) return logits;
   const Batch batch{tokens_, offsets_, history_, cache_.views(sequences_), rows_};
-  const WeightSource source = model_->weights();
+  const WeightSource source = model_->source();
   std::unique_lock<std::mutex> turn;
   if (source.stream != nullptr) turn = std::unique_lock(source.stream->step_mutex());
   if (Status status = forward(ctx_, model_->config(), source, batch, logits); !status.ok()) {

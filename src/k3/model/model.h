@@ -45,7 +45,8 @@ class Model {
   static Result<Model> load(const std::string& path, ThreadPool& pool, const LoadOptions& options);
 
   const Config& config() const { return config_; }
-  WeightSource weights() const { return {&weights_, stream_.get()}; }
+  const WeightSet& weights() const { return weights_; }  // empty when they come through a stream
+  WeightSource source() const { return {&weights_, stream_.get()}; }
   // With LoadOptions::ram, or when the model did not fit: what was promised.
   const std::optional<MemoryPlan>& plan() const { return plan_; }
   std::optional<StreamStats> stream_stats() const;  // of a model that reads from disk

@@ -48,7 +48,7 @@ Status run_jobs(const Checkpoint& checkpoint, const std::vector<ReadJob>& jobs, 
 template <class Wire>
 Status load_arena(const Checkpoint& checkpoint, const Config& config, ThreadPool& pool, std::atomic<int64_t>& done,
                   int64_t total, const LoadProgress& progress, WeightSet& set, const Wire& wire) {
-  ArenaPlan plan(checkpoint, config);
+  ArenaPlan plan(checkpoint, config, Slack::none);
   K3_TRY(wire(plan));
   K3_TRY_ASSIGN(Storage arena, Storage::allocate(plan.used()));
   plan.start_placing(arena.data());

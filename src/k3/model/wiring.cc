@@ -61,7 +61,8 @@ std::byte* ArenaPlan::place(int64_t bytes) {
 }
 
 std::byte* ArenaPlan::place_read(const TensorInfo& info) {
-  if (!with_slack_) return place(info.size_bytes);
+  if (slack_ == Slack::none) return place(info.size_bytes);
+  if (slack_ == Slack::tensors) placer_.end_run();
   const int64_t at = placer_.place(info.shard, info.offset, info.size_bytes);
   return base_ == nullptr ? nullptr : base_ + at;
 }
@@ -143,7 +144,7 @@ Status ArenaPlan::widened(const std::string& name, const TensorInfo& info, std::
   ReadJob job{name, info, nullptr, nullptr, true, false, false};
   if (job.needs_widening()) {
     job.target = place(info.count() * 4);
-    if (with_slack_) job.stored = place_read(info);
+    if (slack_ != Slack::none) job.stored = place_read(info);
   } else {
     job.target = place_read(info);
   }

@@ -33,6 +33,7 @@ Status finish_job(const Checkpoint& checkpoint, const ReadJob& job, const std::b
 class SlackPlacer {
  public:
   int64_t place(int32_t shard, int64_t offset, int64_t bytes);
+  void end_run() { run_shard_ = -1; }  // the next range begins a read of its own
   int64_t place_memory(int64_t bytes);  // no read goes there
   int64_t used() const { return used_; }
 
@@ -46,12 +47,15 @@ struct Fold {
   Tensor query, projection;
 };
 
+// What lies around the bytes of a read in an arena: nothing (pread), or the slack of a DiskReader, which reads each tensor
+// by itself or runs of tensors at once.
+enum class Slack { none, tensors, runs };
+
 // Two passes over the same code: the first sizes an arena and checks shapes, the second places and wires views.
 class ArenaPlan {
  public:
-  // with_slack: the arena is filled by a DiskReader.
-  ArenaPlan(const Checkpoint& checkpoint, const Config& config, bool with_slack = false)
-      : checkpoint_(checkpoint), config_(config), with_slack_(with_slack) {}
+  ArenaPlan(const Checkpoint& checkpoint, const Config& config, Slack slack)
+      : checkpoint_(checkpoint), config_(config), slack_(slack) {}
 
   Status matrix(ParamId id, int64_t layer, int64_t expert, ops::Weight& out);
   // A small parameter, widened to FP32; `dims` is the view the layers want.
@@ -79,7 +83,7 @@ class ArenaPlan {
 
   const Checkpoint& checkpoint_;
   const Config& config_;
-  bool with_slack_;
+  Slack slack_;
   std::byte* base_ = nullptr;
   SlackPlacer placer_;
   std::vector<ReadJob> jobs_;

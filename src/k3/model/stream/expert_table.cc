@@ -22,7 +22,7 @@ Result<ExpertTable> ExpertTable::build(const Checkpoint& checkpoint, const Confi
     if (!config.is_moe(l)) continue;
     table.first_[static_cast<size_t>(l)] = static_cast<int64_t>(table.places_.size());
     for (int64_t e = 0; e < config.num_experts; ++e) {
-      ArenaPlan plan(checkpoint, config, /*with_slack=*/true);
+      ArenaPlan plan(checkpoint, config, Slack::runs);
       ops::ExpertWeights w;
       K3_TRY(wire_expert(plan, l, e, w));
       Place place;

@@ -12,10 +12,11 @@
 namespace k3 {
 namespace {
 
-// Code, libraries, tokenizer, stacks and heap of the program itself, and what an open checkpoint keeps of a tensor (name,
-// place, record of its header; the parse of a header takes about as much again for a while).
-constexpr int64_t kProgramBytes = int64_t{64} << 20, kTensorBytes = 320;
-constexpr int64_t kHeadBlockBytes = int64_t{8} << 20, kHeadBuffers = 3;
+// Code, libraries, stacks and heap of the program itself; the tokenizer of a vocabulary; and what an open checkpoint keeps of
+// a tensor (name, place, record of its header; the parse of a header takes about as much again for a while).
+constexpr int64_t kProgramBytes = int64_t{40} << 20, kTokenBytes = 256, kTensorBytes = 320;
+// A block is long enough to be read at the full rate of the disk, and a small part of a small lm_head.
+constexpr int64_t kHeadBlockBytes = int64_t{8} << 20, kHeadBlocks = 32, kHeadBuffers = 3;
 // Scratch may take an eighth of the limit; a chunk of kLeastChunk tokens is always allowed.
 constexpr int64_t kScratchShare = 8, kLeastChunk = 16;
 
@@ -38,7 +39,7 @@ void plan_fixed(const Config& c, const ModelBytes& b, const PlanRequest& r, int6
   p.latent_bytes = r.sequences * r.ctx_tokens * s.cache_bytes_per_token(element);
   p.scratch_bytes = step_scratch_bytes(c, chunk, rows, r.threads);
   p.logits_bytes = rows * c.vocab_size * 4;
-  p.program_bytes = kProgramBytes + b.tensors * kTensorBytes + b.experts * int64_t{128};
+  p.program_bytes = kProgramBytes + c.vocab_size * kTokenBytes + b.tensors * kTensorBytes + b.experts * int64_t{128};
   p.embedding_rows = std::min(c.vocab_size, std::max<int64_t>(chunk * r.sequences, 64));
   p.embedding_bytes = slack_of(p.embedding_rows * b.embedding_row, p.embedding_rows);
   p.expert_slot_bytes = b.expert_slot;
@@ -47,7 +48,8 @@ void plan_fixed(const Config& c, const ModelBytes& b, const PlanRequest& r, int6
 }
 
 int64_t head_block_rows(const ModelBytes& b) {
-  return std::clamp<int64_t>(kHeadBlockBytes / std::max<int64_t>(b.lm_head_row, 1), 1, std::max<int64_t>(b.lm_head_rows, 1));
+  const int64_t rows = std::max<int64_t>(b.lm_head_rows, 1);
+  return std::clamp<int64_t>(kHeadBlockBytes / std::max<int64_t>(b.lm_head_row, 1), 1, (rows + kHeadBlocks - 1) / kHeadBlocks);
 }
 
 void set_head(const ModelBytes& b, int64_t resident_rows, MemoryPlan& p) {
@@ -189,17 +191,17 @@ Result<ModelBytes> model_bytes(const Checkpoint& checkpoint, const Config& c, co
   ModelBytes b = model_bytes(c);
   b.tensors = checkpoint.tensor_count();
   for (int64_t l = 0; l < c.num_hidden_layers; ++l) {
-    ArenaPlan plan(checkpoint, c, /*with_slack=*/true);
+    ArenaPlan plan(checkpoint, c, Slack::tensors);
     LayerWeights w;
     K3_TRY(wire_trunk(plan, c, l, w));
     b.layer_arena[static_cast<size_t>(l)] = plan.used();
     b.layer_read[static_cast<size_t>(l)] = plan.read_bytes();
   }
-  ArenaPlan last(checkpoint, c, /*with_slack=*/true);
+  ArenaPlan last(checkpoint, c, Slack::tensors);
   WeightSet w;
   K3_TRY(wire_final(last, c, w));
   b.final_arena = last.used();
-  ArenaPlan tables(checkpoint, c, /*with_slack=*/true);
+  ArenaPlan tables(checkpoint, c, Slack::tensors);
   K3_TRY(wire_tables(tables, c, w));
   b.embedding = tables.jobs().front().info.size_bytes;
   b.lm_head = tables.jobs().back().info.size_bytes;

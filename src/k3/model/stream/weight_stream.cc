@@ -86,7 +86,7 @@ Status WeightStream::finish_jobs(const ArenaPlan& plan, std::vector<DiskTicket>&
 
 Status WeightStream::start_layer(Load& load, int64_t l, std::byte* at, DiskPriority priority) {
   load = Load();  // waits for reads that nobody wants any more
-  load.plan = std::make_unique<ArenaPlan>(checkpoint_, config_, /*with_slack=*/true);
+  load.plan = std::make_unique<ArenaPlan>(checkpoint_, config_, Slack::tensors);
   load.plan->start_placing(at);
   K3_TRY(wire_trunk(*load.plan, config_, l, load.weights));
   load.tickets = start_jobs(*load.plan, priority);
@@ -116,7 +116,7 @@ Status WeightStream::load_resident(const LoadProgress& progress) {
   int64_t done = 0;
   Load loads[2];
   const auto begin = [&](size_t i) -> Status {
-    ArenaPlan sizing(checkpoint_, config_, /*with_slack=*/true);
+    ArenaPlan sizing(checkpoint_, config_, Slack::tensors);
     LayerWeights ignored;
     K3_TRY(wire_trunk(sizing, config_, resident[i], ignored));
     K3_TRY_ASSIGN(Storage arena, Storage::allocate(sizing.used()));
@@ -142,7 +142,7 @@ Status WeightStream::load_resident(const LoadProgress& progress) {
 }
 
 Status WeightStream::load_final() {
-  ArenaPlan plan(checkpoint_, config_, /*with_slack=*/true);
+  ArenaPlan plan(checkpoint_, config_, Slack::tensors);
   K3_TRY(wire_final(plan, config_, set_));
   K3_TRY_ASSIGN(Storage arena, Storage::allocate(plan.used()));
   plan.start_placing(arena.data());
@@ -155,7 +155,7 @@ Status WeightStream::load_final() {
 
 // Where embedding or lm_head lies; `weight` gets its sizes.
 Result<TensorInfo> WeightStream::table_info(ParamId id, ops::Weight& weight) {
-  ArenaPlan plan(checkpoint_, config_, /*with_slack=*/true);
+  ArenaPlan plan(checkpoint_, config_, Slack::tensors);
   K3_TRY(plan.matrix(id, -1, -1, weight));
   return plan.jobs().front().info;
 }
