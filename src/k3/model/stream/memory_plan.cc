@@ -37,7 +37,7 @@ void plan_fixed(const Config& c, const ModelBytes& b, const PlanRequest& r, int6
   p.limit_bytes = r.limit_bytes;
   p.state_bytes = r.sequences * s.cache_bytes_per_sequence(element);
   p.latent_bytes = r.sequences * r.ctx_tokens * s.cache_bytes_per_token(element);
-  p.scratch_bytes = step_scratch_bytes(c, chunk, rows, r.threads);
+  p.scratch_bytes = step_scratch_bytes(c, chunk, rows, r.ctx_tokens, r.threads);
   p.logits_bytes = rows * c.vocab_size * 4;
   p.program_bytes = kProgramBytes + c.vocab_size * kTokenBytes + b.tensors * kTensorBytes + b.experts * int64_t{128};
   p.embedding_rows = std::min(c.vocab_size, std::max<int64_t>(chunk * r.sequences, 64));

@@ -70,7 +70,7 @@ struct MemoryPlan {
 Result<MemoryPlan> plan_memory(const Config& config, const ModelBytes& bytes, const PlanRequest& request);
 
 // Scratch of the largest step; bounds Workspace::peak_bytes().
-int64_t step_scratch_bytes(const Config& config, int64_t tokens, int64_t logit_rows, int threads);
+int64_t step_scratch_bytes(const Config& config, int64_t tokens, int64_t logit_rows, int64_t ctx_tokens, int threads);
 
 // Lines of the table: what, bytes, remark.
 struct PlanLine {

@@ -10,6 +10,7 @@ namespace {
 constexpr int64_t kWorkerBytes = int64_t{1} << 20;
 // Queries and partial sums that absorbed attention takes at a time (ops/mla).
 constexpr int64_t kAttentionFloats = int64_t{8} << 20;
+constexpr int64_t kSegment = 2048;  // cached tokens of one partial sum
 // Hidden activations that a moe call takes at a time (ops/moe).
 constexpr int64_t kMostHidden = int64_t{64} << 20;
 
@@ -18,13 +19,14 @@ int64_t kda_floats(const Config& c, int64_t t) {
   return t * (5 * c.kda_width() + c.kda_num_heads + 2 * c.kda_head_dim) + 2 * prepared;
 }
 
-int64_t mla_floats(const Config& c, int64_t t, int threads) {
+int64_t mla_floats(const Config& c, int64_t t, int64_t ctx_tokens, int threads) {
   const int64_t heads = c.num_attention_heads, query = heads * (c.qk_nope_head_dim + c.qk_rope_head_dim);
   const int64_t value = heads * c.v_head_dim, latent = c.kv_lora_rank + c.qk_rope_head_dim;
   const int64_t layer = t * (query + c.q_lora_rank.value_or(0) + latent + 2 * value);
   const int64_t prepared = t * std::max({c.hidden_size, value, c.q_lora_rank.value_or(0)});
-  const int64_t per_token = heads * (2 * latent + 64);
-  const int64_t absorbed = std::min(kAttentionFloats, 2 * t * per_token * 16) + 16 * per_token;
+  const int64_t segments = (ctx_tokens + kSegment - 1) / kSegment;
+  const int64_t per_token = heads * (latent + 64) * (1 + segments);
+  const int64_t absorbed = std::min(kAttentionFloats, t * per_token) + per_token + threads * 128 * (latent + 64 + heads);
   const int64_t head = (c.qk_nope_head_dim + c.v_head_dim + 16) * (c.kv_lora_rank + 16);
   const int64_t expanded = threads * (head + 128 * (latent + query / heads + c.v_head_dim) +
                                       t * (query / heads + c.v_head_dim + 256));
@@ -45,13 +47,13 @@ int64_t moe_floats(const Config& c, int64_t t, int threads) {
 
 }  // namespace
 
-int64_t step_scratch_bytes(const Config& c, int64_t t, int64_t logit_rows, int threads) {
+int64_t step_scratch_bytes(const Config& c, int64_t t, int64_t logit_rows, int64_t ctx_tokens, int threads) {
   const int64_t blocks = c.attn_res_block_size ? (c.num_hidden_layers + *c.attn_res_block_size - 1) / *c.attn_res_block_size : 0;
   const int64_t stream = t * c.hidden_size * (3 + blocks);
   const int64_t head = logit_rows * c.hidden_size * (3 + blocks);
   int64_t layer = head;
   for (int64_t l = 0; l < c.num_hidden_layers; ++l) {
-    layer = std::max({layer, c.is_kda(l) ? kda_floats(c, t) : mla_floats(c, t, threads),
+    layer = std::max({layer, c.is_kda(l) ? kda_floats(c, t) : mla_floats(c, t, ctx_tokens, threads),
                       c.is_moe(l) ? moe_floats(c, t, threads) : mlp_floats(t, c.hidden_size, c.intermediate_size)});
   }
   // Rounding to 64 bytes, pointers and small vectors of a call: an eighth and a constant are more than they need.
