@@ -77,6 +77,13 @@ Result<LoadOptions> load_options(const std::string& path, const ComputeOptions& 
 
 LoadedModel::~LoadedModel() {
   if (model == nullptr) return;
+  if (const auto s = model->stream_stats(); s && s->tokens > 0) {
+    const int64_t wanted = std::max<int64_t>(s->expert_hits + s->expert_misses, 1);
+    note(fmt::format("k3: read {} from disk in {} steps; {:.0f} % of {} experts were in memory; waited {} for experts, {} for the "
+                     "trunk",
+                     format_bytes(s->read_bytes), s->steps, 100.0 * static_cast<double>(s->expert_hits) / static_cast<double>(wanted),
+                     wanted, format_seconds(s->expert_wait_seconds), format_seconds(s->trunk_wait_seconds)));
+  }
   if (const Status saved = model->save_expert_stats(); !saved.ok()) note("k3: " + saved.error().message);
 }
 

@@ -76,7 +76,7 @@ Status moe_layer(const ops::Ctx& ctx, const Config& config, const MoeWeights& w,
       weights);
   if (stream != nullptr) {
     stream->experts().begin(l, ids);
-    ops::linear_many(ctx, x, std::span(parts + early, count - early));
+    if (count > early) ops::linear_many(ctx, x, std::span(parts + early, count - early));
   }
   Tensor shared;
   if (w.shared) {

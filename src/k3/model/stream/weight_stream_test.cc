@@ -72,7 +72,7 @@ std::vector<int64_t> limits_of(const std::string& folder, const RunSetup& s) {
   };
   const int64_t least = bisect([&](int64_t limit) { return plan(limit).ok(); });
   const int64_t all = bisect([&](int64_t limit) { return plan(limit).ok() && plan(limit)->everything; });
-  return {least, least + (all - least) / 4, least + (all - least) / 2, all - 8192};
+  return {least, least + (all - least) / 2, all - 8192};
 }
 
 std::vector<int32_t> ids_for(const Config& config, size_t count) {
@@ -107,7 +107,7 @@ class Streamed : public testing::TestWithParam<std::string> {};
 TEST_P(Streamed, SameBitsAtEveryMemorySize) {
   const std::string folder = source(GetParam());
   const Model whole = Model::load(folder, pool()).value();
-  const std::vector<int32_t> ids = ids_for(whole.config(), 40);
+  const std::vector<int32_t> ids = ids_for(whole.config(), 30);
   for (const RunSetup& setup : {RunSetup{}, RunSetup{.policy = ops::Policy::bf16},
                                 RunSetup{.policy = ops::Policy::bf16, .deterministic = false}}) {
     for (const int64_t limit : limits_of(folder, setup)) {
@@ -129,7 +129,7 @@ TEST_P(Streamed, SameBitsAtEveryMemorySize) {
       EXPECT_EQ(logits_of(runner, ids, 1).value(), expected) << limit;
       EXPECT_LE(runner.ctx().workspace->peak_bytes(), loaded->plan()->scratch_bytes) << limit;
       const StreamStats stats = *loaded->stream_stats();
-      EXPECT_EQ(stats.tokens, 80);
+      EXPECT_EQ(stats.tokens, 60);
       EXPECT_GT(stats.read_bytes, 0);
     }
   }
@@ -137,9 +137,8 @@ TEST_P(Streamed, SameBitsAtEveryMemorySize) {
 
 INSTANTIATE_TEST_SUITE_P(Models, Streamed,
                          testing::Values("models/k3-mini", "tests/data/oracle-models/k3-a", "tests/data/oracle-models/k3-b",
-                                         "tests/data/oracle-models/k3-c", "tests/data/oracle-models/k3-e",
-                                         "tests/data/oracle-models/kl-a", "tests/data/oracle-models/kl-b",
-                                         "tests/data/oracle-models/mix-a", "tests/data/oracle-models/mix-b"));
+                                         "tests/data/oracle-models/kl-a", "tests/data/oracle-models/mix-a",
+                                         "tests/data/oracle-models/mix-b"));
 
 TEST(WeightStream, EveryWayOfReadingGivesTheSameBits) {
   const std::string folder = source("models/k3-mini");
@@ -166,7 +165,7 @@ TEST(WeightStream, ExpertStatsAreWrittenAndWarmTheNextRun) {
   fs::remove(path);
   RunSetup setup;
   setup.expert_stats = path;
-  const int64_t limit = limits_of(folder, setup)[2];
+  const int64_t limit = limits_of(folder, setup)[1];
   const std::vector<int32_t> ids = ids_for(load_config(folder).value(), 40);
   int64_t misses[2] = {0, 0};
   std::vector<float> logits[2];
