@@ -5,7 +5,7 @@
 namespace k3 {
 namespace {
 
-constexpr int64_t kAlign = 64;
+constexpr int64_t kAlign = 64, kFileAlign = 8, kPage = 4096;
 
 int64_t aligned(int64_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
 
@@ -35,12 +35,14 @@ Status finish_job(const Checkpoint& checkpoint, const ReadJob& job, const std::b
   return {};
 }
 
-int64_t SlackPlacer::place(int32_t shard, int64_t offset, int64_t bytes) {
-  const bool follows = shard == run_shard_ && offset == run_end_ && (offset - run_begin_) % kAlign == 0;
+int64_t SlackPlacer::place(int32_t shard, int64_t offset, int64_t bytes, Align align) {
+  const bool as_file = align == Align::file && offset % kFileAlign == 0;
+  const bool follows = shard == run_shard_ && offset == run_end_ && (offset - run_begin_) % (as_file ? kFileAlign : kAlign) == 0;
   if (!follows) {
     run_shard_ = shard;
     run_begin_ = offset;
     run_at_ = used_ + aligned(kDiskSlack);
+    if (as_file) run_at_ += (offset - run_at_ % kPage + kPage) % kPage;
   }
   run_end_ = offset + bytes;
   const int64_t at = run_at_ + (offset - run_begin_);
@@ -60,10 +62,10 @@ std::byte* ArenaPlan::place(int64_t bytes) {
   return base_ == nullptr ? nullptr : base_ + at;
 }
 
-std::byte* ArenaPlan::place_read(const TensorInfo& info) {
+std::byte* ArenaPlan::place_read(const TensorInfo& info, SlackPlacer::Align align) {
   if (slack_ == Slack::none) return place(info.size_bytes);
   if (slack_ == Slack::tensors) placer_.end_run();
-  const int64_t at = placer_.place(info.shard, info.offset, info.size_bytes);
+  const int64_t at = placer_.place(info.shard, info.offset, info.size_bytes, align);
   return base_ == nullptr ? nullptr : base_ + at;
 }
 
@@ -108,7 +110,7 @@ Status ArenaPlan::matrix(ParamId id, int64_t layer, int64_t expert, ops::Weight&
     case DType::f32: out.scheme = ops::Scheme::f32; break;
     default: return dtype_error(name, info);
   }
-  std::byte* at = place_read(info);
+  std::byte* at = place_read(info, SlackPlacer::Align::file);
   out.data = at;
   jobs_.push_back({name, info, at, nullptr, false, false, false});
   return {};
@@ -123,8 +125,8 @@ Status ArenaPlan::packed(const std::string& name, const std::vector<int64_t>& di
   if (codes.dtype != DType::u8) return dtype_error(name + "_packed", codes);
   if (scales.dtype != DType::u8) return dtype_error(name + "_scale", scales);
   out = {nullptr, nullptr, ops::Scheme::mxfp4, dims[0], dims[1]};
-  std::byte* at = place_read(codes);
-  std::byte* scales_at = place_read(scales);
+  std::byte* at = place_read(codes, SlackPlacer::Align::file);
+  std::byte* scales_at = place_read(scales, SlackPlacer::Align::file);
   out.data = at;
   out.scales = reinterpret_cast<const uint8_t*>(scales_at);
   jobs_.push_back({name + "_packed", codes, at, nullptr, false, false, true});
@@ -144,9 +146,9 @@ Status ArenaPlan::widened(const std::string& name, const TensorInfo& info, std::
   ReadJob job{name, info, nullptr, nullptr, true, false, false};
   if (job.needs_widening()) {
     job.target = place(info.count() * 4);
-    if (slack_ != Slack::none) job.stored = place_read(info);
+    if (slack_ != Slack::none) job.stored = place_read(info, SlackPlacer::Align::memory);
   } else {
-    job.target = place_read(info);
+    job.target = place_read(info, SlackPlacer::Align::memory);
   }
   out = Tensor(job.target, DType::f32, dims);
   jobs_.push_back(std::move(job));

@@ -28,11 +28,14 @@ struct ReadJob {
 // What follows the read of a job: bytes in `stored` become the target, codes their order in memory, scales are checked.
 Status finish_job(const Checkpoint& checkpoint, const ReadJob& job, const std::byte* stored);
 
-// Positions for byte ranges of files: 64-byte aligned, with room for the slack of DiskReader around each run of ranges that
-// lie behind each other in a file and keep the alignment. Such a run can be one read.
+// Positions for byte ranges of files, with room for the slack of DiskReader around each run of ranges that lie behind each
+// other in a file and keep the alignment. Such a run can be one read.
 class SlackPlacer {
  public:
-  int64_t place(int32_t shard, int64_t offset, int64_t bytes);
+  // memory: 64-byte aligned, for vectors of FP32. file: as the offset in the file is aligned to a page, so that the disk
+  // writes the bytes to where they belong and nobody moves them; the products read weights at any 8-byte alignment.
+  enum class Align { memory, file };
+  int64_t place(int32_t shard, int64_t offset, int64_t bytes, Align align);
   void end_run() { run_shard_ = -1; }  // the next range begins a read of its own
   int64_t place_memory(int64_t bytes);  // no read goes there
   int64_t used() const { return used_; }
@@ -75,7 +78,7 @@ class ArenaPlan {
 
  private:
   std::byte* place(int64_t bytes);
-  std::byte* place_read(const TensorInfo& info);
+  std::byte* place_read(const TensorInfo& info, SlackPlacer::Align align);
   Result<TensorInfo> find(const std::string& name, const std::vector<int64_t>& dims) const;
   Error dtype_error(const std::string& name, const TensorInfo& info) const;
   Status packed(const std::string& name, const std::vector<int64_t>& dims, ops::Weight& out);

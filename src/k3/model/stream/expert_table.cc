@@ -55,7 +55,7 @@ ops::ExpertWeights ExpertTable::place(int64_t layer, int64_t expert, std::byte* 
   SlackPlacer placer;
   const size_t first = reads.size();
   const auto put = [&](const Part& part, int64_t bytes) {
-    std::byte* at = slot + placer.place(part.shard, part.offset, bytes);
+    std::byte* at = slot + placer.place(part.shard, part.offset, bytes, SlackPlacer::Align::file);
     DiskRequest* last = reads.size() > first ? &reads.back() : nullptr;
     const int32_t file = files[static_cast<size_t>(part.shard)];
     const bool follows = last != nullptr && last->file == file && last->offset + last->bytes == part.offset &&

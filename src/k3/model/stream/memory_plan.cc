@@ -20,7 +20,7 @@ constexpr int64_t kHeadBlockBytes = int64_t{8} << 20, kHeadBlocks = 32, kHeadBuf
 // Scratch may take an eighth of the limit; a chunk of kLeastChunk tokens is always allowed.
 constexpr int64_t kScratchShare = 8, kLeastChunk = 16;
 
-int64_t slack_of(int64_t bytes, int64_t count) { return bytes + count * (2 * kDiskSlack + 128); }
+int64_t slack_of(int64_t bytes, int64_t count) { return bytes + count * (2 * kDiskSlack + 4096 + 128); }
 
 int64_t fixed_bytes(const MemoryPlan& p) {
   return p.state_bytes + p.latent_bytes + p.scratch_bytes + p.logits_bytes + p.program_bytes + p.embedding_bytes;

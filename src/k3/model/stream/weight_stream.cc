@@ -16,6 +16,7 @@ using Clock = std::chrono::steady_clock;
 
 // Prompts use most experts of a layer: guessing pays for few tokens only.
 constexpr int64_t kMostPredicted = 4;
+constexpr int64_t kPage = 4096;
 
 // Adds the time until its end to a sum.
 class Waiting {
@@ -29,6 +30,14 @@ class Waiting {
   double& sum_;
   Clock::time_point start_;
 };
+
+// Behind the slack, aligned to a page as the offset in the file is: the disk then writes where the rows belong.
+std::byte* head_place(std::byte* memory, int64_t offset) {
+  std::byte* at = memory + kDiskSlack;
+  if (offset % 8 != 0) return at;
+  const auto address = static_cast<int64_t>(reinterpret_cast<uintptr_t>(at) % static_cast<uintptr_t>(kPage));
+  return at + (offset % kPage - address + kPage) % kPage;
+}
 
 ops::Scheme scheme_of(DType dtype) {
   return dtype == DType::bf16 ? ops::Scheme::bf16 : dtype == DType::f16 ? ops::Scheme::f16 : ops::Scheme::f32;
@@ -169,18 +178,23 @@ Status WeightStream::load_head() {
   head_name_ = param_name(config_, id);
   set_.lm_head.scheme = scheme_of(head_info_.dtype);
   const int64_t row = head_info_.size_bytes / set_.lm_head.rows, resident = plan_.lm_head_resident_rows * row;
-  K3_TRY_ASSIGN(head_memory_, Storage::allocate(resident + 2 * kDiskSlack));
-  set_.lm_head.data = head_memory_.data() + kDiskSlack;
-  const DiskRequest read{files_[static_cast<size_t>(head_info_.shard)], head_info_.offset, resident,
-                         head_memory_.data() + kDiskSlack};
+  K3_TRY_ASSIGN(head_memory_, Storage::allocate(resident + 2 * kDiskSlack + kPage));
+  std::byte* const at = head_place(head_memory_.data(), head_info_.offset);
+  set_.lm_head.data = at;
+  const DiskRequest read{files_[static_cast<size_t>(head_info_.shard)], head_info_.offset, resident, at};
   K3_TRY(reader_->start(std::span(&read, 1)).wait().with_context(fmt::format("tensor '{}'", head_name_)));
   const int64_t rest = set_.lm_head.rows - plan_.lm_head_resident_rows;
   if (rest == 0) return {};
   head_blocks_ = (rest + plan_.lm_head_block_rows - 1) / plan_.lm_head_block_rows;
   head_tickets_.resize(static_cast<size_t>(plan_.lm_head_buffers));
-  K3_TRY_ASSIGN(head_buffers_, Storage::allocate(plan_.lm_head_buffers * (plan_.lm_head_block_rows * row + 2 * kDiskSlack + 64)));
+  K3_TRY_ASSIGN(head_buffers_, Storage::allocate(plan_.lm_head_buffers * head_pitch()));
   while (head_started_ < plan_.lm_head_buffers) start_head_block();
   return {};
+}
+
+int64_t WeightStream::head_pitch() const {
+  const int64_t row = head_info_.size_bytes / set_.lm_head.rows;
+  return (plan_.lm_head_block_rows * row + 2 * kDiskSlack + 2 * kPage - 1) / kPage * kPage;
 }
 
 // The next block in the endless sequence of blocks: behind the last one of a step comes the first of the next.
@@ -189,9 +203,9 @@ void WeightStream::start_head_block() {
   const int64_t first = plan_.lm_head_resident_rows + block * plan_.lm_head_block_rows;
   const int64_t rows = std::min(plan_.lm_head_block_rows, set_.lm_head.rows - first);
   const int64_t buffer = head_started_ % plan_.lm_head_buffers;
-  const int64_t pitch = (plan_.lm_head_block_rows * row + 2 * kDiskSlack + 63) / 64 * 64;
-  const DiskRequest read{files_[static_cast<size_t>(head_info_.shard)], head_info_.offset + first * row, rows * row,
-                         head_buffers_.data() + buffer * pitch + kDiskSlack};
+  const int64_t offset = head_info_.offset + first * row;
+  const DiskRequest read{files_[static_cast<size_t>(head_info_.shard)], offset, rows * row,
+                         head_place(head_buffers_.data() + buffer * head_pitch(), offset)};
   head_tickets_[static_cast<size_t>(buffer)] = reader_->start(std::span(&read, 1), DiskPriority::ahead);
   ++head_started_;
 }
@@ -256,7 +270,6 @@ Status WeightStream::lm_head(const ops::Ctx& ctx, const Tensor& x, const Tensor&
   const int64_t resident = plan_.lm_head_resident_rows;
   if (resident > 0) ops::linear(ctx, x, ops::weight_rows(head, 0, resident), logits.columns(0, resident));
   const int64_t row = ops::scheme_row_bytes(head.scheme, head.cols);
-  const int64_t pitch = (plan_.lm_head_block_rows * row + 2 * kDiskSlack + 63) / 64 * 64;
   for (int64_t block = 0; block < head_blocks_; ++block) {
     const int64_t buffer = head_done_ % plan_.lm_head_buffers;
     {
@@ -272,7 +285,7 @@ Status WeightStream::lm_head(const ops::Ctx& ctx, const Tensor& x, const Tensor&
     const int64_t first = resident + block * plan_.lm_head_block_rows;
     const int64_t rows = std::min(plan_.lm_head_block_rows, head.rows - first);
     ops::Weight part = head;
-    part.data = head_buffers_.data() + buffer * pitch + kDiskSlack;
+    part.data = head_place(head_buffers_.data() + buffer * head_pitch(), head_info_.offset + first * row);
     part.rows = rows;
     ops::linear(ctx, x, part, logits.columns(first, first + rows));
     ++head_done_;

@@ -73,6 +73,7 @@ class WeightStream {
   Status start_layer(Load& load, int64_t l, std::byte* at, DiskPriority priority);
   Status finish_layer(Load& load);
   Status read_ahead(int64_t l);
+  int64_t head_pitch() const;  // bytes from one buffer of lm_head rows to the next
   void start_head_block();
 
   std::mutex mutex_;
