@@ -2,8 +2,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <deque>
-#include <vector>
+#include <memory>
 
 #include "k3/base/disk_reader.h"
 #include "k3/base/rng.h"
@@ -13,14 +14,22 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Reads ranges whose offsets `next` gives, `flight` at a time, until the time is up.
+constexpr int64_t kPage = 4096;
+
+int64_t whole_pages(int64_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
+
+// Reads ranges whose offsets `next` gives (whole pages, so that nothing has to be moved), `flight` at a time, until the time
+// is up.
 template <class Next>
 Result<double> rate(DiskReader& reader, int32_t file, int64_t range, size_t flight, double seconds, const Next& next) {
-  const int64_t slot = range + 2 * kDiskSlack;
-  std::vector<std::byte> memory(flight * static_cast<size_t>(slot));
+  const int64_t slot = whole_pages(range) + 2 * kDiskSlack;
+  const size_t total = flight * static_cast<size_t>(slot);
+  const std::unique_ptr<std::byte, void (*)(void*)> memory(
+      static_cast<std::byte*>(std::aligned_alloc(static_cast<size_t>(kPage), total)), std::free);
+  if (memory == nullptr) return fail(Code::exhausted, "no memory for {} bytes to read into", total);
   std::deque<std::pair<DiskTicket, size_t>> running;
   const auto begin = [&](size_t place) {
-    const DiskRequest request{file, next(), range, memory.data() + static_cast<int64_t>(place) * slot + kDiskSlack};
+    const DiskRequest request{file, next(), range, memory.get() + static_cast<int64_t>(place) * slot + kDiskSlack};
     running.emplace_back(reader.start(std::span(&request, 1)), place);
   };
   for (size_t i = 0; i < flight; ++i) begin(i);
@@ -57,7 +66,7 @@ Result<DiskRate> measure_disk_read(const std::string& path, int64_t range_bytes,
   const Rng rng(1, 1);
   uint64_t draw = 0;
   K3_TRY_ASSIGN(out.random_bytes_per_second, rate(reader, file, range, 16, seconds, [&] {
-                  return static_cast<int64_t>(rng.bits(draw++) % static_cast<uint64_t>(size - range + 1));
+                  return static_cast<int64_t>(rng.bits(draw++) % static_cast<uint64_t>(size - range + 1)) / kPage * kPage;
                 }));
   return out;
 }
