@@ -293,7 +293,7 @@ TEST_P(OracleOps, LatentMoe) {
   Vectors v("moe");
   const MoeWeights w = moe_weights(v, c, "");
   const Tensor out = v.zeros({3, 128});
-  moe_layer(ctx_, c, w, v.tensor("in", {3, 128}), out);
+  ASSERT_TRUE(moe_layer(ctx_, c, w, 0, nullptr, v.tensor("in", {3, 128}), out).ok());
   // Outputs reach 177 here and the vectors were summed in float32: a float64 evaluation of their own inputs misses the
   // manifest's tolerance too (1.15 times, element 372, a cancelling sum). Two float32 roundings of the largest output,
   // 2 * 2^-24 * 177, are allowed on top.
@@ -332,7 +332,7 @@ void check_decoder_layer(const ops::Ctx& ctx, const Config& c, Vectors& v, const
   ops::add(ctx, delta, prefix);
   ops::attn_res(ctx, bank.slice(0, sources), prefix, query("mlp"), 1e-5F, mixed);
   ops::rms_norm(ctx, mixed, v.tensor("post_attention_layernorm_weight", {hidden}), 1e-5F, mixed);
-  moe_layer(ctx, c, moe_weights(v, c, "mlp_"), mixed, delta);
+  EXPECT_TRUE(moe_layer(ctx, c, moe_weights(v, c, "mlp_"), 0, nullptr, mixed, delta).ok());
   ops::add(ctx, delta, prefix);
   expect_close(prefix, v.values("out"), "out");
   const std::vector<float> bank_out = v.values("block_residual_out");

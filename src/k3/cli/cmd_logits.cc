@@ -19,13 +19,19 @@ constexpr int64_t kMostChunk = 4096;
 Status logits_command(const LogitsOptions& options) {
   K3_TRY_ASSIGN(const std::vector<int32_t> ids, parse_ids(options.ids));
   if (ids.empty()) return fail(Code::invalid_argument, "--ids holds no token id");
-  K3_TRY_ASSIGN(const LoadedModel loaded, load_model(options.model, options.compute));
+  const auto count = static_cast<int64_t>(ids.size());
+  // The context need not be longer than the ids unless that is asked for.
+  RunNeeds needs;
+  needs.ctx_tokens = std::max(options.compute.ctx_tokens, count);
+  needs.chunk_tokens = std::min({kMostChunk, options.split > 0 ? options.split : options.compute.chunk_tokens, count});
+  needs.logit_rows = 0;
+  K3_TRY_ASSIGN(const LoadedModel loaded, load_model(options.model, options.compute, needs));
   K3_TRY_ASSIGN(RunnerOptions run, runner_options(options.compute, loaded.model->config()));
-  run.ctx_tokens = std::max<int64_t>(run.ctx_tokens, static_cast<int64_t>(ids.size()));
-  const int64_t chunk = std::min(kMostChunk, options.split > 0 ? options.split : run.chunk_tokens);
+  run.ctx_tokens = needs.ctx_tokens;
+  run.chunk_tokens = needs.chunk_tokens;
   K3_TRY(loaded.model->check_ids(ids));
   K3_TRY_ASSIGN(Runner runner, Runner::create(*loaded.model, *loaded.pool, run));
-  const auto count = static_cast<int64_t>(ids.size());
+  const int64_t chunk = runner.options().chunk_tokens;  // a memory plan may have made it shorter
   K3_TRY_ASSIGN(NpyWriter writer, NpyWriter::create(options.out, count, loaded.model->config().vocab_size));
   Progress bar("logits", count, "tokens");
   for (int64_t begin = 0; begin < count; begin += chunk) {
@@ -67,7 +73,10 @@ Status perplexity_command(const PerplexityOptions& options) {
                   read_input({}, options.file, "text", "give a file with -f, ids with --ids, or text on stdin"));
     K3_TRY_ASSIGN(text, perplexity_text(tokenizer, read));
   }
-  K3_TRY_ASSIGN(const LoadedModel loaded, load_model(options.model, options.compute));
+  RunNeeds needs;
+  needs.ctx_tokens = options.window + 1;
+  needs.logit_rows = 0;
+  K3_TRY_ASSIGN(const LoadedModel loaded, load_model(options.model, options.compute, needs));
   K3_TRY_ASSIGN(const RunnerOptions run, runner_options(options.compute, loaded.model->config()));
   Progress bar("perplexity", static_cast<int64_t>(text.ids.size()), "tokens");
   K3_TRY_ASSIGN(const PerplexityResult r, measure_perplexity(*loaded.model, *loaded.pool, run, text, options.window,

@@ -14,6 +14,7 @@
 #include "k3/base/log.h"
 #include "k3/base/numa/numa_plan.h"
 #include "k3/base/progress.h"
+#include "k3/base/units.h"
 #include "k3/base/utf8.h"
 #include "k3/model/weight_placement.h"
 
@@ -44,21 +45,63 @@ void place_in_memories(const LoadedModel& loaded) {
   if (!place_weights(weights, plan)) log_info("the system does not let memory be placed; weights stay where they are");
 }
 
+void print_plan(const MemoryPlan& plan) {
+  Table table({"memory plan", "bytes", ""});
+  for (const PlanLine& line : plan_lines(plan)) table.row({"  " + line.what, format_bytes(line.bytes), line.remark});
+  std::string text = table.text();
+  if (plan.streamed_read_bytes > 0) text += fmt::format("  read every step  {}\n", format_bytes(plan.streamed_read_bytes));
+  text.pop_back();
+  note(text);
+}
+
+Result<LoadOptions> load_options(const std::string& path, const ComputeOptions& options, const RunNeeds& needs) {
+  LoadOptions load;
+  load.ram_auto = options.ram == "auto";
+  if (!options.ram.empty() && !load.ram_auto) {
+    K3_TRY_ASSIGN(load.ram_bytes, parse_bytes(options.ram));
+  }
+  K3_TRY_ASSIGN(const Config config, load_config(path));
+  K3_TRY_ASSIGN(const RunnerOptions run, runner_options(options, config));
+  load.run.ctx_tokens = needs.ctx_tokens > 0 ? needs.ctx_tokens : run.ctx_tokens;
+  load.run.chunk_tokens = needs.chunk_tokens > 0 ? needs.chunk_tokens : run.chunk_tokens;
+  load.run.logit_rows = needs.logit_rows;
+  load.run.sequences = needs.sequences;
+  load.run.policy = run.policy;
+  load.run.threads = threads_of(options.threads);
+  load.stream.expert_stats = options.expert_stats;
+  load.on_plan = print_plan;
+  return load;
+}
+
 }  // namespace
 
-Result<LoadedModel> load_model(const std::string& path, const ComputeOptions& options) {
+LoadedModel::~LoadedModel() {
+  if (model == nullptr) return;
+  if (const auto s = model->stream_stats(); s && s->tokens > 0) {
+    const int64_t wanted = std::max<int64_t>(s->expert_hits + s->expert_misses, 1);
+    note(fmt::format("k3: read {} from disk in {} steps; {:.0f} % of {} experts were in memory; waited {} for experts, {} for the "
+                     "trunk",
+                     format_bytes(s->read_bytes), s->steps, 100.0 * static_cast<double>(s->expert_hits) / static_cast<double>(wanted),
+                     wanted, format_seconds(s->expert_wait_seconds), format_seconds(s->trunk_wait_seconds)));
+  }
+  if (const Status saved = model->save_expert_stats(); !saved.ok()) note("k3: " + saved.error().message);
+}
+
+Result<LoadedModel> load_model(const std::string& path, const ComputeOptions& options, const RunNeeds& needs) {
   const auto start = std::chrono::steady_clock::now();
+  K3_TRY_ASSIGN(LoadOptions load, load_options(path, options, needs));
   LoadedModel loaded;
   loaded.pool = std::make_unique<ThreadPool>(threads_of(options.threads));
   std::optional<Progress> bar;
-  auto model = Model::load(path, *loaded.pool, [&](int64_t done, int64_t total) {
+  load.progress = [&](int64_t done, int64_t total) {
     if (!bar) bar.emplace("loading", total, "B");
     bar->update(done);
-  });
+  };
+  auto model = Model::load(path, *loaded.pool, load);
   bar.reset();
   if (!model.ok()) return std::move(model).take_error();
   loaded.model = std::make_unique<Model>(*std::move(model));
-  place_in_memories(loaded);
+  if (!loaded.model->stream_stats()) place_in_memories(loaded);
   loaded.load_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return loaded;
 }

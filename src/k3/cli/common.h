@@ -20,9 +20,22 @@ struct LoadedModel {
   std::unique_ptr<ThreadPool> pool;
   std::unique_ptr<Model> model;
   double load_seconds = 0;
+
+  LoadedModel() = default;
+  LoadedModel(LoadedModel&&) noexcept = default;
+  LoadedModel& operator=(LoadedModel&&) noexcept = default;
+  ~LoadedModel();  // writes --expert-stats
 };
 
-Result<LoadedModel> load_model(const std::string& path, const ComputeOptions& options);
+// Sizes of the runner that a command is going to make: a memory plan (--ram) has to know them before loading.
+struct RunNeeds {
+  int64_t ctx_tokens = 0;    // at least; 0: as runner_options() says
+  int64_t chunk_tokens = 0;  // 0: as the options say
+  int64_t logit_rows = 1;    // of one step; 0: of every token
+  int64_t sequences = 1;
+};
+
+Result<LoadedModel> load_model(const std::string& path, const ComputeOptions& options, const RunNeeds& needs = {});
 Result<RunnerOptions> runner_options(const ComputeOptions& options, const Config& config);
 
 // The tokenizer of a model folder (or of the folder of its config.json).

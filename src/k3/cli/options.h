@@ -16,6 +16,8 @@ struct ComputeOptions {
   int64_t ctx_tokens = 0;  // 0: 32,768 or the model's limit, whichever is less
   int64_t chunk_tokens = 512;
   bool deterministic = false;
+  std::string ram;           // "": everything in memory if it fits; auto; a size
+  std::string expert_stats;  // file of expert use, read and written
 };
 
 struct SamplingOptions {

@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "k3/base/progress.h"
+#include "k3/base/units.h"
 #include "k3/base/utf8.h"
 #include "k3/cli/commands.h"
 #include "k3/cli/common.h"
@@ -49,7 +50,20 @@ void add_other_compute(CLI::App& app, ComputeOptions& o) {
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 24))
       ->group(group);
   app.add_flag("--deterministic", o.deterministic,
-               "Same bits for a token whatever the chunking, the neighbours and the thread count")
+               "Same bits for a token whatever the chunking, the neighbours, the thread count and the memory")
+      ->group(group);
+  app.add_option("--ram", o.ram,
+                 "Most memory to use, like 8GiB, or auto (what is free): weights that do not fit are read from disk as they "
+                 "are needed (default: all in memory; auto if they do not fit)")
+      ->check([](const std::string& text) {
+        if (text == "auto") return std::string();
+        const auto bytes = parse_bytes(text);
+        return bytes.ok() ? std::string() : bytes.error().message;
+      })
+      ->group(group);
+  app.add_option("--expert-stats", o.expert_stats,
+                 "With --ram: a JSON file of how often each expert was used; the hottest are loaded first, and the file is "
+                 "brought up to date at the end")
       ->group(group);
 }
 

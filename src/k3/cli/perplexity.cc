@@ -47,6 +47,7 @@ Result<PerplexityResult> measure_perplexity(const Model& model, ThreadPool& pool
   options.sequences = 1;
   K3_TRY_ASSIGN(Runner runner, Runner::create(model, pool, options));
   const auto count = static_cast<int64_t>(text.ids.size());
+  const int64_t chunk = runner.options().chunk_tokens;  // a memory plan may have made it shorter
   double total = 0;
   PerplexityResult result;
   std::vector<int32_t> window;
@@ -57,8 +58,8 @@ Result<PerplexityResult> measure_perplexity(const Model& model, ThreadPool& pool
     window.insert(window.end(), text.ids.begin() + begin, text.ids.begin() + end - 1);
     runner.reset(0);
     const auto fed = static_cast<int64_t>(window.size());
-    for (int64_t at = 0; at < fed; at += options.chunk_tokens) {
-      const int64_t stop = std::min(fed, at + options.chunk_tokens);
+    for (int64_t at = 0; at < fed; at += chunk) {
+      const int64_t stop = std::min(fed, at + chunk);
       const StepInput input{0, std::span(window).subspan(static_cast<size_t>(at), static_cast<size_t>(stop - at)),
                             StepInput::Logits::all};
       K3_TRY_ASSIGN(const Tensor logits, runner.step(std::span(&input, 1)));

@@ -5,8 +5,6 @@
 #include "k3/model/layers.h"
 #include "k3/ops/attn_res/attn_res.h"
 #include "k3/ops/elementwise/elementwise.h"
-#include "k3/ops/embedding/embedding.h"
-#include "k3/ops/gemm/linear.h"
 #include "k3/ops/rms_norm/rms_norm.h"
 
 namespace k3 {
@@ -16,7 +14,8 @@ void copy(const Tensor& from, const Tensor& to) { std::copy_n(from.f32(), from.s
 
 }  // namespace
 
-void forward(const ops::Ctx& ctx, const Config& config, const WeightSet& weights, const Batch& batch, const Tensor& logits) {
+Status forward(const ops::Ctx& ctx, const Config& config, const WeightSource& source, const Batch& batch,
+               const Tensor& logits) {
   const Workspace::Scope scope(*ctx.workspace);
   const int64_t tokens = batch.token_count(), hidden = config.hidden_size;
   const auto eps = static_cast<float>(config.rms_norm_eps);
@@ -37,9 +36,11 @@ void forward(const ops::Ctx& ctx, const Config& config, const WeightSet& weights
     }
   };
 
-  ops::embedding(weights.embed, batch.tokens, prefix);
+  if (source.stream != nullptr) source.stream->begin_step(tokens);
+  K3_TRY(source.embedding(batch.tokens, prefix));
   for (int64_t l = 0; l < config.num_hidden_layers; ++l) {
-    const LayerWeights& w = weights.layers[static_cast<size_t>(l)];
+    K3_TRY_ASSIGN(const LayerWeights* const layer, source.layer(l));
+    const LayerWeights& w = *layer;
     const LayerCache& cache = batch.caches[static_cast<size_t>(l)];
 
     mix(w.attention_res_query);
@@ -57,7 +58,7 @@ void forward(const ops::Ctx& ctx, const Config& config, const WeightSet& weights
     mix(w.mlp_res_query);
     ops::rms_norm(ctx, mixed, w.post_attention_norm, eps, mixed);
     if (config.is_moe(l)) {
-      moe_layer(ctx, config, w.moe, mixed, delta);
+      K3_TRY(moe_layer(ctx, config, w.moe, l, source.stream, mixed, delta));
     } else {
       mlp_layer(ctx, activation_of(config), w.mlp, mixed, delta);
     }
@@ -73,9 +74,9 @@ void forward(const ops::Ctx& ctx, const Config& config, const WeightSet& weights
     std::copy_n(prefix.row(t), hidden, last.row(r));
     for (int64_t b = 0; b < banked; ++b) std::copy_n(bank.at(b).row(t), hidden, last_bank.at(b).row(r));
   }
-  if (res) ops::attn_res(ctx, last_bank, last, weights.output_res_query, eps, last);
-  ops::rms_norm(ctx, last, weights.final_norm, eps, last);
-  ops::linear(ctx, last, weights.lm_head, logits);
+  if (res) ops::attn_res(ctx, last_bank, last, source.globals().output_res_query, eps, last);
+  ops::rms_norm(ctx, last, source.globals().final_norm, eps, last);
+  return source.lm_head(ctx, last, logits);
 }
 
 }  // namespace k3

@@ -3,17 +3,19 @@
 // Units:    none.
 // Memory:   logits overwritten, caches advanced, scratch from the workspace.
 // Threads:  one step at a time per Ctx and per cache.
-// Errors:   none: token ids and cache room are checked by the caller (Model::check_ids, SequencePool::grow).
+// Errors:   with all weights in memory none; else those of WeightStream: the step is half done then, and so are the caches.
+//           Token ids and cache room are checked by the caller (Model::check_ids, SequencePool::room).
 // Source:   model.md 3.1.
 #pragma once
 
 #include "k3/format/config.h"
 #include "k3/model/batch.h"
-#include "k3/model/weights.h"
+#include "k3/model/stream/weight_stream.h"
 #include "k3/ops/ctx.h"
 
 namespace k3 {
 
-void forward(const ops::Ctx& ctx, const Config& config, const WeightSet& weights, const Batch& batch, const Tensor& logits);
+Status forward(const ops::Ctx& ctx, const Config& config, const WeightSource& source, const Batch& batch,
+               const Tensor& logits);
 
 }  // namespace k3

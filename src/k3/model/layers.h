@@ -3,12 +3,13 @@
 // Units:    none.
 // Memory:   out is overwritten; caches of the batch are advanced; scratch from the workspace.
 // Threads:  one step at a time per Ctx.
-// Errors:   none; arguments are checked by the loader and the ops.
+// Errors:   moe_layer: those of reading experts; else none: arguments are checked by the loader and the ops.
 // Source:   model.md 3.3-3.6.
 #pragma once
 
 #include "k3/format/config.h"
 #include "k3/model/batch.h"
+#include "k3/model/stream/weight_stream.h"
 #include "k3/model/weights.h"
 #include "k3/ops/ctx.h"
 #include "k3/ops/situ_glu/situ_glu.h"
@@ -20,7 +21,9 @@ void kda_layer(const ops::Ctx& ctx, const Config& config, const KdaWeights& w, c
 void mla_layer(const ops::Ctx& ctx, const Config& config, const MlaWeights& w, const Batch& batch, const LayerCache& cache,
                const Tensor& x, const Tensor& out);
 void mlp_layer(const ops::Ctx& ctx, const ops::Glu& activation, const MlpWeights& w, const Tensor& x, const Tensor& out);
-void moe_layer(const ops::Ctx& ctx, const Config& config, const MoeWeights& w, const Tensor& x, const Tensor& out);
+// `stream` holds the routed experts of layer `l` where they are not all in memory (w.experts is empty then).
+Status moe_layer(const ops::Ctx& ctx, const Config& config, const MoeWeights& w, int64_t l, WeightStream* stream,
+                 const Tensor& x, const Tensor& out);
 
 ops::Glu activation_of(const Config& config);
 

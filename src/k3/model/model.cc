@@ -4,6 +4,9 @@
 #include <filesystem>
 
 #include "k3/base/file.h"
+#include "k3/base/memory.h"
+#include "k3/base/units.h"
+#include "k3/model/summary.h"
 
 namespace k3 {
 
@@ -13,15 +16,61 @@ std::string model_folder(const std::string& path) {
   return parent.empty() ? "." : parent;
 }
 
+namespace {
+
+// Left to the rest of the system when the model takes what there is.
+constexpr int64_t kAutoShare = 20;
+
+Result<MemoryPlan> make_plan(const Checkpoint& checkpoint, const Config& config, const ExpertTable& experts,
+                             const LoadOptions& options) {
+  const int64_t available = available_memory_bytes();
+  PlanRequest request = options.run;
+  request.limit_bytes = options.ram_bytes.value_or(available - available / kAutoShare);
+  if (request.limit_bytes > available) {
+    return fail(Code::exhausted, "--ram {} is more than the {} that the system and its control groups have left",
+                format_bytes(request.limit_bytes), format_bytes(available));
+  }
+  K3_TRY_ASSIGN(const ModelBytes bytes, model_bytes(checkpoint, config, experts));
+  return plan_memory(config, bytes, request);
+}
+
+}  // namespace
+
 Result<Model> Model::load(const std::string& path, ThreadPool& pool, const LoadProgress& progress) {
+  LoadOptions options;
+  options.progress = progress;
+  return load(path, pool, options);
+}
+
+Result<Model> Model::load(const std::string& path, ThreadPool& pool, const LoadOptions& options) {
   Model model;
   model.folder_ = model_folder(path);
   K3_TRY_ASSIGN(model.config_, load_config(path));
-  K3_TRY_ASSIGN(const Checkpoint checkpoint, Checkpoint::open(model.folder_));
+  K3_TRY_ASSIGN(Checkpoint checkpoint, Checkpoint::open(model.folder_));
   resolve_by_tensors(checkpoint, model.config_);
-  K3_TRY_ASSIGN(model.weights_, load_weights(checkpoint, model.config_, pool, progress).with_context(model.folder_));
+  K3_TRY(check_sizes(model.config_));
+  const bool asked = options.ram_bytes || options.ram_auto;
+  if (asked || text_weight_bytes(model.config_) > available_memory_bytes()) {
+    K3_TRY_ASSIGN(ExpertTable experts, ExpertTable::build(checkpoint, model.config_).with_context(model.folder_));
+    K3_TRY_ASSIGN(model.plan_, make_plan(checkpoint, model.config_, experts, options).with_context(model.folder_));
+    if (options.on_plan) options.on_plan(*model.plan_);
+    if (!model.plan_->everything) {
+      K3_TRY_ASSIGN(model.stream_, WeightStream::open(std::move(checkpoint), model.config_, std::move(experts), *model.plan_,
+                                                      options.stream, pool, options.progress)
+                                       .with_context(model.folder_));
+      return model;
+    }
+  }
+  K3_TRY_ASSIGN(model.weights_, load_weights(checkpoint, model.config_, pool, options.progress).with_context(model.folder_));
   return model;
 }
+
+std::optional<StreamStats> Model::stream_stats() const {
+  if (stream_ == nullptr) return std::nullopt;
+  return stream_->stats();
+}
+
+Status Model::save_expert_stats() const { return stream_ == nullptr ? Status() : stream_->save_expert_stats(); }
 
 Status Model::check_ids(std::span<const int32_t> ids) const {
   for (size_t i = 0; i < ids.size(); ++i) {
@@ -34,7 +83,11 @@ Status Model::check_ids(std::span<const int32_t> ids) const {
 }
 
 Runner::Runner(const Model& model, ThreadPool& pool, const RunnerOptions& options, SequencePool cache)
-    : model_(&model), options_(options), cache_(std::move(cache)), workspace_(std::make_unique<Workspace>()) {
+    : model_(&model),
+      options_(options),
+      cache_(std::move(cache)),
+      workspace_(std::make_unique<Workspace>()),
+      broken_(static_cast<size_t>(options.sequences), false) {
   ctx_.pool = &pool;
   ctx_.workspace = workspace_.get();
   ctx_.isa = options.isa;
@@ -42,7 +95,9 @@ Runner::Runner(const Model& model, ThreadPool& pool, const RunnerOptions& option
   ctx_.deterministic = options.deterministic;
 }
 
-Result<Runner> Runner::create(const Model& model, ThreadPool& pool, const RunnerOptions& options) {
+Result<Runner> Runner::create(const Model& model, ThreadPool& pool, const RunnerOptions& wanted) {
+  RunnerOptions options = wanted;
+  if (model.plan()) options.chunk_tokens = std::min(options.chunk_tokens, model.plan()->chunk_tokens);
   if (options.ctx_tokens < 1 || options.chunk_tokens < 1 || options.sequences < 1) {
     return fail(Code::invalid_argument, "context, chunk and sequences must be at least 1");
   }
@@ -52,7 +107,26 @@ Result<Runner> Runner::create(const Model& model, ThreadPool& pool, const Runner
   }
   K3_TRY_ASSIGN(SequencePool cache,
                 SequencePool::create(model.config(), options.policy, options.sequences, options.ctx_tokens));
-  return Runner(model, pool, options, std::move(cache));
+  Runner runner(model, pool, options, std::move(cache));
+  K3_TRY(runner.reserve());
+  return runner;
+}
+
+// What the plan promised is taken now: a step of a planned size cannot run out of memory.
+Status Runner::reserve() {
+  const std::optional<MemoryPlan>& plan = model_->plan();
+  if (!plan) return {};
+  if (options_.sequences > plan->sequences || options_.sequences * options_.ctx_tokens > plan->sequences * plan->ctx_tokens) {
+    return fail(Code::exhausted, "the memory plan has room for {} sequences of {} tokens, not for {} of {}", plan->sequences,
+                plan->ctx_tokens, options_.sequences, options_.ctx_tokens);
+  }
+  logits_.reserve(static_cast<size_t>(plan->logits_bytes / 4));
+  return workspace_->reserve(plan->scratch_bytes);
+}
+
+void Runner::reset(int32_t sequence) {
+  cache_.reset(sequence);
+  broken_[static_cast<size_t>(sequence)] = false;
 }
 
 Status Runner::check_sequence(int32_t sequence) const {
@@ -72,6 +146,9 @@ Result<Tensor> Runner::step(std::span<const StepInput> inputs) {
     if (std::find(sequences_.begin(), sequences_.end(), input.sequence) != sequences_.end()) {
       return fail(Code::invalid_argument, "sequence {} stands twice in one step", input.sequence);
     }
+    if (broken_[static_cast<size_t>(input.sequence)]) {
+      return fail(Code::unavailable, "a step of sequence {} failed half-way; it has to be reset and fed again", input.sequence);
+    }
     if (static_cast<int64_t>(input.tokens.size()) > cache_.room(input.sequence)) {
       return fail(Code::exhausted, "the context of {} tokens is full: {} are used and {} more were given (see --ctx)",
                   cache_.ctx_tokens(), cache_.length(input.sequence), input.tokens.size());
@@ -88,12 +165,25 @@ Result<Tensor> Runner::step(std::span<const StepInput> inputs) {
     }
   }
   const auto rows = static_cast<int64_t>(rows_.size());
+  if (const auto& plan = model_->plan()) {
+    const int64_t planned_rows = plan->logits_bytes / (4 * model_->config().vocab_size);
+    if (static_cast<int64_t>(tokens_.size()) > options_.chunk_tokens || rows > planned_rows) {
+      return fail(Code::exhausted, "a step of {} tokens and {} rows of logits; the memory plan has room for {} and {}",
+                  tokens_.size(), rows, options_.chunk_tokens, planned_rows);
+    }
+  }
   const int64_t vocab = model_->config().vocab_size;
   logits_.resize(static_cast<size_t>(rows * vocab));
   const Tensor logits(logits_.data(), DType::f32, {rows, vocab});
   if (tokens_.empty()) return logits;
   const Batch batch{tokens_, offsets_, history_, cache_.views(sequences_), rows_};
-  forward(ctx_, model_->config(), model_->weights(), batch, logits);
+  const WeightSource source = model_->source();
+  std::unique_lock<std::mutex> turn;
+  if (source.stream != nullptr) turn = std::unique_lock(source.stream->step_mutex());
+  if (Status status = forward(ctx_, model_->config(), source, batch, logits); !status.ok()) {
+    for (const StepInput& input : inputs) broken_[static_cast<size_t>(input.sequence)] = true;
+    return std::move(status).take_error();
+  }
   for (const StepInput& input : inputs) cache_.advance(input.sequence, static_cast<int64_t>(input.tokens.size()));
   return logits;
 }

@@ -1,16 +1,20 @@
 // Purpose:  a loaded model and a runner that feeds it tokens.
 // Shapes:   logits rows [vocab] f32.
 // Units:    tokens.
-// Memory:   Model owns weights; Runner owns caches, workspace and logits.
-// Threads:  a Model is immutable after load and may serve several Runners; a Runner is used by one thread.
-// Errors:   load: what the checkpoint or config is wrong about. feed, step: invalid_argument for ids outside the
-//           vocabulary and sequences that do not exist or stand twice, exhausted when the context is full (nothing is
-//           computed then).
+// Memory:   Model owns weights; Runner owns caches, workspace and logits. With LoadOptions::ram all of them together, and
+//           the program, stay within the plan; a Runner of such a model takes its scratch at create.
+// Threads:  a Model may serve several Runners (steps of a model that reads from disk take turns); a Runner is used by one
+//           thread.
+// Errors:   load: what the checkpoint or config is wrong about; exhausted with the arithmetic when the plan cannot work.
+//           feed, step: invalid_argument for ids outside the vocabulary and sequences that do not exist or stand twice,
+//           exhausted when the context is full (nothing is computed then). A read that fails in the middle of a step fails
+//           the step and breaks its sequences: they are refused (unavailable) until reset; others go on.
 // Source:   model.md 3.
 #pragma once
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,24 +22,43 @@
 #include "k3/format/config.h"
 #include "k3/model/forward.h"
 #include "k3/model/sequence.h"
+#include "k3/model/stream/weight_stream.h"
 #include "k3/model/weights.h"
 #include "k3/ops/ctx.h"
 
 namespace k3 {
 
+struct LoadOptions {
+  // Most memory of model, runner and program: absent: everything in memory if it fits, else as much as there is.
+  std::optional<int64_t> ram_bytes;
+  bool ram_auto = false;  // what the system and its control groups have left
+  PlanRequest run;        // sizes of the Runner to come; limit_bytes is set by load
+  StreamOptions stream;
+  LoadProgress progress;
+  std::function<void(const MemoryPlan&)> on_plan;  // before anything is loaded; not called for the ordinary loader
+};
+
 class Model {
  public:
   // A folder, or its config.json.
   static Result<Model> load(const std::string& path, ThreadPool& pool, const LoadProgress& progress = {});
+  static Result<Model> load(const std::string& path, ThreadPool& pool, const LoadOptions& options);
 
   const Config& config() const { return config_; }
-  const WeightSet& weights() const { return weights_; }
+  const WeightSet& weights() const { return weights_; }  // empty when they come through a stream
+  WeightSource source() const { return {&weights_, stream_.get()}; }
+  // With LoadOptions::ram, or when the model did not fit: what was promised.
+  const std::optional<MemoryPlan>& plan() const { return plan_; }
+  std::optional<StreamStats> stream_stats() const;  // of a model that reads from disk
+  Status save_expert_stats() const;                 // to StreamOptions::expert_stats, if that was given
   const std::string& folder() const { return folder_; }
   Status check_ids(std::span<const int32_t> ids) const;
 
  private:
   Config config_;
   WeightSet weights_;
+  std::optional<MemoryPlan> plan_;
+  std::unique_ptr<WeightStream> stream_;
   std::string folder_;
 };
 
@@ -70,7 +93,7 @@ class Runner {
   Result<std::span<const float>> feed(int32_t sequence, std::span<const int32_t> tokens,
                                       const std::function<bool(int64_t done_tokens)>& progress = {});
 
-  void reset(int32_t sequence) { cache_.reset(sequence); }
+  void reset(int32_t sequence);
   int64_t length(int32_t sequence) const { return cache_.length(sequence); }
   int64_t room(int32_t sequence) const { return cache_.room(sequence); }
   const RunnerOptions& options() const { return options_; }
@@ -80,6 +103,7 @@ class Runner {
  private:
   Runner(const Model& model, ThreadPool& pool, const RunnerOptions& options, SequencePool cache);
   Status check_sequence(int32_t sequence) const;
+  Status reserve();
 
   const Model* model_;
   RunnerOptions options_;
@@ -87,6 +111,7 @@ class Runner {
   std::unique_ptr<Workspace> workspace_;
   ops::Ctx ctx_;
   std::vector<float> logits_;
+  std::vector<bool> broken_;  // by sequence: a step failed half-way
   std::vector<int32_t> tokens_, sequences_;
   std::vector<int64_t> offsets_, history_, rows_;
 };

@@ -72,6 +72,9 @@ struct WeightSet {
   int64_t size_bytes = 0;
 };
 
+// Stored bytes of everything but the vision parts.
+int64_t text_weight_bytes(const Config& config);
+
 // Settles what a config may leave to the checkpoint (MLA gate, latent norm, rank of the KDA gate, packed experts)
 // by looking for the tensors.
 void resolve_by_tensors(const Checkpoint& checkpoint, Config& config);

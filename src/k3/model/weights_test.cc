@@ -138,10 +138,14 @@ TEST(Weights, MoreThanMemoryIsRefusedWithTheNumbers) {
                          R"({"metadata":{},"weight_map":{"x":"model-00001-of-000001.safetensors"}})")
                   .ok());
   ThreadPool pool(1);
-  const auto loaded = Model::load(folder, pool);
+  const auto loaded = load_weights(Checkpoint::open(folder).value(), load_config(folder).value(), pool, {});
   ASSERT_FALSE(loaded.ok());
   EXPECT_EQ(loaded.error().code, Code::exhausted) << loaded.error().message;
   EXPECT_NE(loaded.error().message.find("1.42 TiB"), std::string::npos) << loaded.error().message;
+  // A model would go on from there with a plan; this one has no weights to plan with.
+  const auto model = Model::load(folder, pool);
+  ASSERT_FALSE(model.ok());
+  EXPECT_EQ(model.error().code, Code::not_found) << model.error().message;
 }
 
 TEST(Weights, ExtraTensorsAreTolerated) {

@@ -122,6 +122,15 @@ Result<Storage> Storage::allocate(int64_t bytes) {
   return out;
 }
 
+Status Workspace::reserve(int64_t bytes) {
+  K3_CHECK(in_use_ == 0, "a workspace in use cannot be reserved anew");
+  K3_TRY_ASSIGN(Storage storage, Storage::allocate(bytes));
+  blocks_.clear();
+  blocks_.push_back({std::move(storage), 0});
+  current_ = 0;
+  return {};
+}
+
 void* Workspace::bytes(int64_t count) {
   const int64_t rounded = std::max<int64_t>(kAlign, (count + kAlign - 1) / kAlign * kAlign);
   while (current_ < blocks_.size() && blocks_[current_].used + rounded > blocks_[current_].storage.size_bytes()) ++current_;

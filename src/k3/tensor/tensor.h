@@ -98,6 +98,9 @@ class Workspace {
     int64_t used_;
   };
 
+  // One block that takes steps of up to so many bytes, now: a step inside it cannot run out of memory.
+  Status reserve(int64_t bytes);
+
   int64_t peak_bytes() const { return peak_; }
 
  private:

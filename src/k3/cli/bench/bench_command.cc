@@ -194,7 +194,8 @@ Status Bench::run_group(std::span<const BenchCase> cases, ThreadPool& pool, cons
 Status Bench::run(const std::vector<BenchCase>& cases) {
   K3_TRY_ASSIGN(const RunnerOptions first, group_options(cases.front(), cases));
   // Refused here, before minutes of tests: what does not fit.
-  if (options_.ceilings) {
+  // The buffer of the meter is in no memory plan.
+  if (options_.ceilings && options_.compute.ram.empty()) {
     auto meter = CeilingMeter::create(*loaded_.pool, first.isa);
     if (!meter.ok())
       return fail(meter.error().code, "{} to measure the ceilings in; see --no-ceilings", meter.error().message);
@@ -251,7 +252,11 @@ Status bench_command(const BenchOptions& options) {
   K3_TRY_ASSIGN(const auto text, quality_text(options));  // before minutes of loading
   ComputeOptions compute = options.compute;
   for (const BenchCase& c : cases) compute.threads = std::max(compute.threads, c.threads);
-  K3_TRY_ASSIGN(const LoadedModel loaded, load_model(options.model, compute));
+  RunNeeds needs;  // of all runners, should there be a memory plan
+  needs.ctx_tokens = std::max(compute.ctx_tokens, needed_ctx(cases));
+  for (const BenchCase& c : cases) needs.sequences = std::max(needs.sequences, c.batch);
+  needs.logit_rows = text ? 0 : needs.sequences;
+  K3_TRY_ASSIGN(const LoadedModel loaded, load_model(options.model, compute, needs));
   K3_TRY_ASSIGN(const ModelSummary summary, stored_summary(*loaded.model));
   return Bench(options, loaded, summary, text).run(cases);
 }

@@ -1,10 +1,34 @@
 #include "k3/cli/bench/stream_meter.h"
 
+#include <algorithm>
+
+#include "k3/base/disk_rate.h"
+#include "k3/base/file.h"
+
 namespace k3::cli {
 
-std::optional<StreamCounters> stream_counters(const Model& /*model*/) { return std::nullopt; }
+std::optional<StreamCounters> stream_counters(const Model& model) {
+  const auto stats = model.stream_stats();
+  if (!stats) return std::nullopt;
+  return StreamCounters{stats->read_bytes, stats->expert_hits, stats->expert_misses};
+}
 
-double direct_read_rate(const Model& /*model*/) { return 0; }
+double direct_read_rate(const Model& model) {
+  const Result<Checkpoint> checkpoint = Checkpoint::open(model.folder());
+  if (!checkpoint.ok() || !model.plan()) return 0;
+  // The largest file, by ranges of the size of an expert: what the model itself asks for.
+  std::string largest;
+  int64_t largest_bytes = 0;
+  for (int32_t s = 0; s < checkpoint->shard_count(); ++s) {
+    const std::string path = join_path(checkpoint->folder(), checkpoint->shard_file(s));
+    const Result<File> file = File::open(path);
+    if (!file.ok() || file->size_bytes() <= largest_bytes) continue;
+    largest = path;
+    largest_bytes = file->size_bytes();
+  }
+  const auto rate = measure_disk_read(largest, std::max<int64_t>(model.plan()->expert_slot_bytes, 1 << 20));
+  return rate.ok() ? std::max(rate->sequential_bytes_per_second, rate->random_bytes_per_second) : 0;
+}
 
 StreamFigures stream_figures(const StreamCounters& before, const StreamCounters& after, int64_t tokens, double seconds,
                              double direct_bytes_per_second) {

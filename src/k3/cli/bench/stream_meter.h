@@ -12,7 +12,7 @@ struct StreamCounters {
   int64_t read_bytes = 0, hits = 0, misses = 0;  // experts that were wanted: in memory, or not
 };
 
-// Since the model was loaded. Nothing for a model that is in memory, as every model is today.
+// Since the model was loaded. Nothing for a model that is in memory.
 std::optional<StreamCounters> stream_counters(const Model& model);
 
 // Bytes per second of its files past the page cache; 0 when that is not known.
