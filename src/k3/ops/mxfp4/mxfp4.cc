@@ -49,21 +49,28 @@ void mxfp4_dequantise(Isa isa, const uint8_t* packed, const uint8_t* scales, int
 
 void mxfp4_relayout(uint8_t* packed, int64_t rows, int64_t cols) noexcept {
   typedef uint8_t Bytes __attribute__((vector_size(16)));
+  typedef uint16_t Words __attribute__((vector_size(16)));
+  const auto words = [](Bytes x) { return reinterpret_cast<Words>(x); };
+  const auto interleave = [](Bytes a, Bytes b, Bytes* out) {  // bytes of a and b in turn
+    out[0] = __builtin_shuffle(a, b, Bytes{0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23});
+    out[1] = __builtin_shuffle(a, b, Bytes{8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31});
+  };
   const int64_t blocks = cols / kMxBlock;
   for (int64_t row = 0; row < rows; ++row) {
     uint8_t* p = packed + row * (cols / 2);
     for (int64_t b = 0; b < blocks; ++b, p += kMxBlock / 2) {
-      Bytes g[4];
+      Bytes g[4], even[2], odd[2];
       std::memcpy(g, p, sizeof(g));
       // Byte j of group g has columns 2j and 2j + 1: bytes of the words 2j (even) and 2j + 1 (odd).
-      const Bytes even_low = (g[0] & 15) | (g[1] << 4), even_high = (g[2] & 15) | (g[3] << 4);
-      const Bytes odd_low = (g[0] >> 4) | (g[1] & 0xF0), odd_high = (g[2] >> 4) | (g[3] & 0xF0);
-      for (int64_t j = 0; j < 16; ++j) {
-        p[4 * j] = even_low[j];
-        p[4 * j + 1] = even_high[j];
-        p[4 * j + 2] = odd_low[j];
-        p[4 * j + 3] = odd_high[j];
+      interleave((g[0] & 15) | (g[1] << 4), (g[2] & 15) | (g[3] << 4), even);
+      interleave((g[0] >> 4) | (g[1] & 0xF0), (g[2] >> 4) | (g[3] & 0xF0), odd);
+      Words out[4];
+      for (int half = 0; half < 2; ++half) {
+        const Words e = words(even[half]), o = words(odd[half]);
+        out[2 * half] = __builtin_shuffle(e, o, Words{0, 8, 1, 9, 2, 10, 3, 11});
+        out[2 * half + 1] = __builtin_shuffle(e, o, Words{4, 12, 5, 13, 6, 14, 7, 15});
       }
+      std::memcpy(p, out, sizeof(out));
     }
   }
 }
