@@ -14,17 +14,16 @@ import sys
 # Include prefix -> library name of cmake/deps.cmake. Closed: an unknown header is an error.
 LIBRARIES = [
     ("fmt/", "fmt"), ("spdlog/", "spdlog"), ("simdjson.h", "simdjson"), ("xxhash.h", "xxhash"), ("zstd.h", "zstd"),
-    ("nlohmann/", "nlohmann"), ("pcre2.h", "pcre2"), ("oneapi/dnnl/", "dnnl"), ("CLI/", "cli11"), ("histedit.h", "libedit"),
+    ("nlohmann/", "nlohmann"), ("pcre2.h", "pcre2"), ("CLI/", "cli11"), ("histedit.h", "libedit"),
     ("editline/", "libedit"), ("boost/", "boost"), ("lmdb.h", "lmdb"), ("prometheus/", "prometheus"), ("liburing.h", "liburing"),
     ("numa.h", "numa"), ("mpi.h", "mpi"), ("nccl.h", "nccl"), ("ucp/", "ucx"), ("cuda", "cuda"), ("cublas", "cublas"),
     ("cudnn", "cudnn"), ("cutlass/", "cutlass"), ("jpeglib.h", "jpeg"), ("turbojpeg.h", "jpeg"), ("png.h", "png"),
     ("webp/", "webp"), ("libavcodec/", "libav"), ("libavformat/", "libav"), ("libavutil/", "libav"),
     ("libswscale/", "libav"), ("gtest/", "gtest"), ("gmock/", "gmock"), ("rapidcheck", "rapidcheck"), ("benchmark/", "benchmark"),
-    ("omp.h", "dnnl"),  # the threads of oneDNN
     ("openssl/", "openssl"), ("zlib.h", "zlib"), ("sqlite3.h", "sqlite"), ("curl/", "curl"),
 ]
 TEST_LIBRARIES = {"gtest", "gmock", "rapidcheck", "benchmark", "nlohmann", "fmt"}
-HEAVY = {"nlohmann", "cli11", "rapidcheck", "simdjson", "dnnl", "boost"}  # in .cc files only
+HEAVY = {"nlohmann", "cli11", "rapidcheck", "simdjson", "boost"}  # in .cc files only
 SYSTEM_FOLDERS = ("sys/", "linux/", "asm/", "net/", "netinet/", "arpa/")
 SYSTEM_HEADERS = set("""aio.h cpuid.h cxxabi.h dirent.h dlfcn.h elf.h errno.h execinfo.h fcntl.h fnmatch.h ftw.h getopt.h glob.h
 grp.h immintrin.h langinfo.h locale.h malloc.h netdb.h poll.h pthread.h pty.h pwd.h sched.h semaphore.h signal.h spawn.h stdint.h

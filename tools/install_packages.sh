@@ -6,7 +6,7 @@ packages=""
 for group in "$@"; do
   case "$group" in
     build) packages="$packages g++ make cmake ninja-build ccache mold pkg-config libfmt-dev libspdlog-dev libsimdjson-dev
-      nlohmann-json3-dev libcli11-dev libxxhash-dev libzstd-dev libpcre2-dev libdnnl-dev ocl-icd-opencl-dev libedit-dev liburing-dev
+      nlohmann-json3-dev libcli11-dev libxxhash-dev libzstd-dev libpcre2-dev libedit-dev liburing-dev
       libgtest-dev libgmock-dev librapidcheck-dev libbenchmark-dev python3 python3-venv git" ;;
     fuzz) packages="$packages clang libfuzzer-14-dev libclang-rt-14-dev" ;;
     *) echo "install_packages.sh: unknown group $group" >&2; exit 2 ;;

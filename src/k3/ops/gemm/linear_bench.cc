@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "k3/ops/gemm/linear.h"
-#include "k3/ops/gemm/linear_onednn.h"
 #include "k3/ops/test_util.h"
 
 namespace k3::ops {
@@ -12,7 +11,7 @@ namespace {
 
 // Args: tokens, in, out, threads. Enough copies of the weight are cycled through to defeat the caches where bytes count (T
 // <= 16).
-void run(benchmark::State& state, Scheme scheme, Isa isa, bool onednn = false) {
+void run(benchmark::State& state, Scheme scheme, Isa isa) {
   if (isa > detect_isa()) return state.SkipWithError("instruction set not available");
   const int64_t tokens = state.range(0), in = state.range(1), out = state.range(2);
   const int64_t bytes = scheme_row_bytes(scheme, in) * out, scale_bytes = scheme == Scheme::mxfp4 ? in * out / 32 : 0;
@@ -35,7 +34,7 @@ void run(benchmark::State& state, Scheme scheme, Isa isa, bool onednn = false) {
     const Weight w{data.data() + copy * bytes, reinterpret_cast<const uint8_t*>(scales.data() + copy * scale_bytes), scheme,
                    out, in};
     const auto fn = [&](const Tensor& in_rows, const Tensor& out_rows) {
-      onednn ? linear_onednn(ctx, in_rows, w, out_rows) : linear(ctx, in_rows, w, out_rows);
+      linear(ctx, in_rows, w, out_rows);
     };
     fn(Tensor(x.data(), DType::f32, {tokens, in}), Tensor(y.data(), DType::f32, {tokens, out}));
     copy = (copy + 1) % copies;
@@ -58,7 +57,6 @@ void shapes(benchmark::internal::Benchmark* b) {
   b->ArgNames({"T", "I", "O", "threads"})->UseRealTime()->Unit(benchmark::kMicrosecond);
 }
 
-BENCHMARK_CAPTURE(run, onednn_bf16, Scheme::bf16, Isa::scalar, true)->Apply(shapes);
 BENCHMARK_CAPTURE(run, avx512_f32, Scheme::f32, Isa::avx512)->Apply(shapes);
 BENCHMARK_CAPTURE(run, avx512_bf16, Scheme::bf16, Isa::avx512)->Apply(shapes);
 BENCHMARK_CAPTURE(run, avx512_f16, Scheme::f16, Isa::avx512)->Apply(shapes);

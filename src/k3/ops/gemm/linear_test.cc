@@ -7,7 +7,6 @@
 #include <cmath>
 
 #include "k3/ops/gemm/linear_cases.h"
-#include "k3/ops/gemm/linear_onednn.h"
 #include "k3/ops/gemm/weight_value.h"
 
 namespace k3::ops {
@@ -179,35 +178,6 @@ TEST(Linear, ConstantInputsKeepTheTolerance) {
     TestRun run(isa, 1);
     linear(run.ctx, matrix(xs.data(), 1, kIn, kIn), w, matrix(y.data(), 1, 4, 4));
     for (const float v : y) EXPECT_NEAR(static_cast<double>(v), want, 2e-6 * want) << isa_name(isa);
-  }
-}
-
-// oneDNN emulates BF16 where the processor lacks it, so its plumbing is tested everywhere.
-TEST(LinearOneDnn, EveryCaseAgainstReference) {
-  if (!linear_onednn_built()) GTEST_SKIP() << "built without oneDNN";
-  for (const LinearCase& c : kLinearCases) {
-    std::vector<float> xs = random_normal(c.tokens * c.in, 71);
-    const Tensor x = matrix(xs.data(), c.tokens, c.in);
-    const OwnedWeight w = random_weight(Scheme::bf16, c.out, c.in, 72);
-    std::vector<float> want(static_cast<size_t>(c.tokens * c.out));
-    linear_ref(x, w.view(), matrix(want.data(), c.tokens, c.out), true);
-    for (const int threads : {1, 2}) {
-      TestRun run(Isa::scalar, threads, Policy::bf16);
-      Guarded y(c.tokens * c.out);
-      linear_onednn(run.ctx, x, w.view(), matrix(y.data(), c.tokens, c.out));
-      EXPECT_TRUE(y.intact());
-      expect_close(x, w.view(), y.data(), want.data(), true, fmt::format("oneDNN {}x{}x{}", c.tokens, c.in, c.out));
-      std::vector<float> gaps(static_cast<size_t>(c.tokens * (c.out + 3)), -7.0F);
-      linear_onednn(run.ctx, x, w.view(), matrix(gaps.data(), c.tokens, c.out, c.out + 3));
-      // Another stride may choose another kernel, so the values are near the reference, not equal to y.
-      std::vector<float> packed;
-      for (int64_t t = 0; t < c.tokens; ++t) {
-        const float* row = gaps.data() + t * (c.out + 3);
-        packed.insert(packed.end(), row, row + c.out);
-        for (int64_t o = c.out; o < c.out + 3; ++o) ASSERT_EQ(row[o], -7.0F);
-      }
-      expect_close(x, w.view(), packed.data(), want.data(), true, fmt::format("strided {}x{}x{}", c.tokens, c.in, c.out));
-    }
   }
 }
 
