@@ -9,7 +9,7 @@
 namespace k3 {
 
 struct CgroupFolder {
-  std::string path;  // ends in '/'
+  std::string path;      // ends in '/'
   bool unified = false;  // version 2
 };
 

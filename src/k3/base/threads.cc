@@ -29,8 +29,8 @@ namespace {
 constexpr double kSpinUs = 50;
 // Where others want the CPU: bridges the gap between two small ops, no more.
 constexpr double kShortSpinUs = 3;
-// A part that nobody has begun after this time belongs to a worker that has no CPU. Looking earlier would only pull the cache
-// lines of the others back and forth. One that has just been woken gets the time that waking takes.
+// A part that nobody has begun after this time belongs to a worker that has no CPU. Looking earlier would only pull the
+// cache lines of the others back and forth. One that has just been woken gets the time that waking takes.
 constexpr double kHelpAfterUs = 1, kHelpAfterWakingUs = 15;
 // Idle periods with short spins after a sign that the CPU is shared.
 constexpr int kCrowdedPeriods = 256;
@@ -272,8 +272,6 @@ void ThreadPool::parallel_for(int64_t count, int64_t grain, BodyRef<int64_t, int
   });
 }
 
-int available_threads() {
-  return std::max(1, std::min(static_cast<int>(allowed_cpus().size()), cpu_quota()));
-}
+int available_threads() { return std::max(1, std::min(static_cast<int>(allowed_cpus().size()), cpu_quota())); }
 
 }  // namespace k3

@@ -19,8 +19,8 @@ template <class... Args>
 class BodyRef {
  public:
   template <class Body>
-    requires(!std::is_same_v<std::remove_cvref_t<Body>, BodyRef>)
-  BodyRef(const Body& body)  // NOLINT: implicit, so that a lambda can be passed
+  requires(!std::is_same_v<std::remove_cvref_t<Body>, BodyRef>)
+      BodyRef(const Body& body)  // NOLINT: implicit, so that a lambda can be passed
       : object_(&body), call_([](const void* object, Args... args) { (*static_cast<const Body*>(object))(args...); }) {}
   void operator()(Args... args) const { call_(object_, args...); }
 

@@ -154,7 +154,9 @@ TEST(ThreadPool, WorksWhereTheSystemGrantsFewerThreads) {
 
 class Quota : public testing::Test {
  protected:
-  void SetUp() override { root_ = testing::TempDir() + "k3_quota_" + testing::UnitTest::GetInstance()->current_test_info()->name(); }
+  void SetUp() override {
+    root_ = testing::TempDir() + "k3_quota_" + testing::UnitTest::GetInstance()->current_test_info()->name();
+  }
   void TearDown() override { std::filesystem::remove_all(root_); }
   void put(const std::string& path, const std::string& text) {
     std::filesystem::create_directories(std::filesystem::path(root_ + path).parent_path());

@@ -168,7 +168,9 @@ TEST(NumaPlan, GrainsMoveABorderByLessThanOne) {
 
 TEST(NumaPlan, PinsOnlyWhereNoOtherPlaceIsBetter) {
   using Cpus = std::vector<std::vector<int>>;
-  const auto pins = [](const Topology& t, int threads, int quota) { return worker_cpus(t, plan_numa(t, threads, 0), quota); };
+  const auto pins = [](const Topology& t, int threads, int quota) {
+    return worker_cpus(t, plan_numa(t, threads, 0), quota);
+  };
   const Topology one = machine({{0, range(0, 3), kGiB, {}}});
   EXPECT_EQ(pins(one, 4, 1000), (Cpus{{0}, {1}, {2}, {3}}));
   EXPECT_EQ(pins(one, 4, 4), (Cpus{{0}, {1}, {2}, {3}}));

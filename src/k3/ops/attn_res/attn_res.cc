@@ -48,8 +48,8 @@ void run_token(const AttnResKernels& kernel, const float* const* rows, int64_t c
 
 }  // namespace
 
-void attn_res(const Ctx& ctx, const Tensor& blocks, const Tensor& prefix, const Tensor& query, float eps,
-              const Tensor& out, const Tensor& norm) noexcept {
+void attn_res(const Ctx& ctx, const Tensor& blocks, const Tensor& prefix, const Tensor& query, float eps, const Tensor& out,
+              const Tensor& norm) noexcept {
   check(blocks, prefix, query, out);
   K3_CHECK(!norm || (norm.dtype == DType::f32 && norm.size() == prefix.dim(1) && norm.contiguous()), "attn_res: norm is {}",
            norm.shape_text());
