@@ -1,9 +1,7 @@
-// Result, units, UTF-8, JSON writer, rng and thread pool.
+// Result, units, UTF-8, JSON writer and rng.
 #include <gtest/gtest.h>
-#include <sys/resource.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstdlib>
 #include <numeric>
@@ -13,7 +11,6 @@
 #include "k3/base/progress.h"
 #include "k3/base/result.h"
 #include "k3/base/rng.h"
-#include "k3/base/threads.h"
 #include "k3/base/units.h"
 #include "k3/base/utf8.h"
 
@@ -94,26 +91,6 @@ TEST(Rng, IsPhiloxAndIndependentOfOrder) {
   EXPECT_NEAR(squares / 20000, 1, 0.05);
 }
 
-TEST(ThreadPool, CoversEveryIndexOnce) {
-  for (const int threads : {1, 2, 5}) {
-    ThreadPool pool(threads);
-    for (const int64_t count : {0, 1, 3, 16, 1000}) {
-      std::vector<std::atomic<int>> seen(static_cast<size_t>(count));
-      pool.parallel_for(count, 4, [&](int64_t begin, int64_t end) {
-        for (int64_t i = begin; i < end; ++i) ++seen[static_cast<size_t>(i)];
-      });
-      for (const auto& s : seen) EXPECT_EQ(s.load(), 1);
-    }
-  }
-}
-
-TEST(ThreadPool, ManySmallRegionsEnd) {
-  ThreadPool pool(3);
-  std::atomic<int> sum{0};
-  for (int i = 0; i < 5000; ++i) pool.run([&](int) { ++sum; });
-  EXPECT_EQ(sum.load(), 15000);
-}
-
 TEST(File, ShortFileIsCorruptNotASignal) {
   const std::string path = testing::TempDir() + "k3_file_test";
   ASSERT_TRUE(write_file(path, "0123456789").ok());
@@ -136,22 +113,6 @@ TEST(Progress, LineFitsTheTerminal) {
     EXPECT_LT(width, columns) << line;
     EXPECT_EQ(line.find("24 %") != std::string::npos, columns >= 18) << columns << line;
   }
-}
-
-TEST(ThreadPool, WorksWhereTheSystemGrantsFewerThreads) {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  GTEST_SKIP() << "the sanitizer's shadow does not fit a limit on address space";
-#endif
-  const auto limited = [] {
-    rlimit limit{};
-    limit.rlim_cur = limit.rlim_max = rlim_t{512} << 20;  // room for some stacks of 8 MiB
-    setrlimit(RLIMIT_AS, &limit);
-    ThreadPool pool(1000);
-    std::atomic<int> calls{0};
-    pool.run([&](int) { ++calls; });
-    std::exit(calls == 1000 ? 0 : 1);
-  };
-  EXPECT_EXIT(limited(), testing::ExitedWithCode(0), "threads started");
 }
 
 }  // namespace

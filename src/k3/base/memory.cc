@@ -5,7 +5,8 @@
 #include <fstream>
 #include <limits>
 #include <optional>
-#include <sstream>
+
+#include "k3/base/cgroup.h"
 
 namespace k3 {
 namespace {
@@ -46,42 +47,14 @@ int64_t cached(const std::string& path, const std::string& prefix) {
   return sum;
 }
 
-struct GroupFiles {
-  const char *limit, *usage, *stat_prefix;
-};
-
-// Room of one control group and all groups above it.
-int64_t room_upwards(const std::string& mount, std::string group, const GroupFiles& files) {
-  int64_t room = kUnknown;
-  for (;;) {
-    const std::string folder = mount + group + "/";
-    const auto limit = read_number(folder + files.limit), usage = read_number(folder + files.usage);
-    if (limit && usage) {
-      room = std::min(room, std::max<int64_t>(0, *limit - *usage + cached(folder + "memory.stat", files.stat_prefix)));
-    }
-    const size_t slash = group.rfind('/');
-    if (group.empty() || slash == std::string::npos) return room;
-    group.resize(slash);
-  }
-}
-
 int64_t group_available(const std::string& root) {
-  std::ifstream in(root + "/proc/self/cgroup");
-  std::string line;
   int64_t room = kUnknown;
-  // Lines read "0::/a/b" (v2) or "7:memory:/a/b" (v1).
-  while (std::getline(in, line)) {
-    const size_t first = line.find(':'), second = line.find(':', first + 1);
-    if (first == std::string::npos || second == std::string::npos) continue;
-    const std::string controllers = line.substr(first + 1, second - first - 1);
-    std::string group = line.substr(second + 1);
-    if (group == "/") group.clear();
-    if (controllers.empty()) {
-      room = std::min(room, room_upwards(root + "/sys/fs/cgroup", group, {"memory.max", "memory.current", ""}));
-    } else if (("," + controllers + ",").find(",memory,") != std::string::npos) {
-      room = std::min(room, room_upwards(root + "/sys/fs/cgroup/memory", group,
-                                         {"memory.limit_in_bytes", "memory.usage_in_bytes", "total_"}));
-    }
+  for (const CgroupFolder& folder : cgroup_folders(root, "memory")) {
+    const auto limit = read_number(folder.path + (folder.unified ? "memory.max" : "memory.limit_in_bytes"));
+    const auto usage = read_number(folder.path + (folder.unified ? "memory.current" : "memory.usage_in_bytes"));
+    if (!limit || !usage) continue;
+    const int64_t given_back = cached(folder.path + "memory.stat", folder.unified ? "" : "total_");
+    room = std::min(room, std::max<int64_t>(0, *limit - *usage + given_back));
   }
   return room;
 }

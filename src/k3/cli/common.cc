@@ -10,6 +10,7 @@
 #include <cstring>
 #include <random>
 
+#include "k3/base/cgroup.h"
 #include "k3/base/file.h"
 #include "k3/base/log.h"
 #include "k3/base/numa/numa_plan.h"
@@ -87,11 +88,16 @@ LoadedModel::~LoadedModel() {
   if (const Status saved = model->save_expert_stats(); !saved.ok()) note("k3: " + saved.error().message);
 }
 
+std::unique_ptr<ThreadPool> make_pool(int threads) {
+  const Topology machine = this_machine();
+  return std::make_unique<ThreadPool>(threads, worker_cpus(machine, plan_numa(machine, threads, 0), cpu_quota()));
+}
+
 Result<LoadedModel> load_model(const std::string& path, const ComputeOptions& options, const RunNeeds& needs) {
   const auto start = std::chrono::steady_clock::now();
   K3_TRY_ASSIGN(LoadOptions load, load_options(path, options, needs));
   LoadedModel loaded;
-  loaded.pool = std::make_unique<ThreadPool>(threads_of(options.threads));
+  loaded.pool = make_pool(threads_of(options.threads));
   std::optional<Progress> bar;
   load.progress = [&](int64_t done, int64_t total) {
     if (!bar) bar.emplace("loading", total, "B");

@@ -35,6 +35,9 @@ struct RunNeeds {
   int64_t sequences = 1;
 };
 
+// A pool whose workers run where the plan of this machine (numa_plan.h) puts them.
+std::unique_ptr<ThreadPool> make_pool(int threads);
+
 Result<LoadedModel> load_model(const std::string& path, const ComputeOptions& options, const RunNeeds& needs = {});
 Result<RunnerOptions> runner_options(const ComputeOptions& options, const Config& config);
 

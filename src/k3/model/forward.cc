@@ -28,11 +28,11 @@ Status forward(const ops::Ctx& ctx, const Config& config, const WeightSource& so
   const Tensor delta = ctx.workspace->tensor({tokens, hidden});   // its output
   const Tensor bank = ctx.workspace->tensor({blocks, tokens, hidden});
   int64_t banked = 0;
-  const auto mix = [&](const Tensor& query) {
+  const auto mix = [&](const Tensor& query, const Tensor& norm) {  // and norm: what the sub-layer reads
     if (res && banked > 0) {
-      ops::attn_res(ctx, bank.slice(0, banked), prefix, query, eps, mixed);
+      ops::attn_res(ctx, bank.slice(0, banked), prefix, query, eps, mixed, norm);
     } else {
-      copy(prefix, mixed);
+      ops::rms_norm(ctx, prefix, norm, eps, mixed);
     }
   };
 
@@ -43,11 +43,10 @@ Status forward(const ops::Ctx& ctx, const Config& config, const WeightSource& so
     const LayerWeights& w = *layer;
     const LayerCache& cache = batch.caches[static_cast<size_t>(l)];
 
-    mix(w.attention_res_query);
+    mix(w.attention_res_query, w.input_norm);
     const bool starts_block = res && l % block == 0;
     // The raw layer input is banked, not the mix, and the sum restarts from the attention output alone.
     if (starts_block) copy(prefix, bank.at(banked++));
-    ops::rms_norm(ctx, mixed, w.input_norm, eps, mixed);
     const Tensor& attended = starts_block ? prefix : delta;
     switch (config.attention[static_cast<size_t>(l)]) {
       case AttentionKind::kda: kda_layer(ctx, config, w.kda, batch, cache, mixed, attended); break;
@@ -55,8 +54,7 @@ Status forward(const ops::Ctx& ctx, const Config& config, const WeightSource& so
     }
     if (!starts_block) ops::add(ctx, delta, prefix);
 
-    mix(w.mlp_res_query);
-    ops::rms_norm(ctx, mixed, w.post_attention_norm, eps, mixed);
+    mix(w.mlp_res_query, w.post_attention_norm);
     if (config.is_moe(l)) {
       K3_TRY(moe_layer(ctx, config, w.moe, l, source.stream, mixed, delta));
     } else {

@@ -114,6 +114,12 @@ constexpr int kPreferred = 1, kInterleave = 3;  // MPOL_PREFERRED, MPOL_INTERLEA
 
 }  // namespace
 
+int64_t first_row_at(const StreamPart& part, int64_t start, int64_t point) {
+  if (point <= start) return 0;
+  const int64_t unit = part.row_bytes * part.grain;
+  return std::min(part.rows, (point - start + unit - 1) / unit * part.grain);
+}
+
 RowRange rows_of_worker(std::span<const StreamPart> parts, size_t part, int worker, int workers) {
   K3_CHECK(part < parts.size() && worker >= 0 && worker < workers, "part {} of {}, worker {} of {}", part, parts.size(),
            worker, workers);
@@ -122,12 +128,8 @@ RowRange rows_of_worker(std::span<const StreamPart> parts, size_t part, int work
     if (i == part) start = line;
     line += parts[i].rows * parts[i].row_bytes;
   }
-  const StreamPart& p = parts[part];
-  const int64_t unit = p.row_bytes * p.grain;
-  const auto row_at = [&](int64_t point) {  // the first row, a whole number of grains, at or after a point of the line
-    return point <= start ? 0 : std::min(p.rows, (point - start + unit - 1) / unit * p.grain);
-  };
-  return {row_at(line * worker / workers), row_at(line * (worker + 1) / workers)};
+  return {first_row_at(parts[part], start, line * worker / workers),
+          first_row_at(parts[part], start, line * (worker + 1) / workers)};
 }
 
 std::vector<int> NumaPlan::cpus() const {
@@ -170,6 +172,24 @@ NumaPlan plan_numa(const Topology& topology, int threads, int64_t weight_bytes) 
     if (room > 0) share.spilled_bytes = std::max<int64_t>(0, share.weight_bytes - room);
   }
   return plan;
+}
+
+std::vector<std::vector<int>> worker_cpus(const Topology& topology, const NumaPlan& plan, int quota_cpus) {
+  size_t cpus = 0, nodes = 0;
+  for (const NumaNode& node : topology.nodes) {
+    cpus += node.cpus.size();
+    nodes += node.cpus.empty() ? 0 : 1;
+  }
+  if (plan.workers.size() > cpus) return {};
+  const bool every_cpu = plan.workers.size() == cpus && static_cast<size_t>(quota_cpus) >= cpus;
+  if (!every_cpu && nodes <= 1) return {};
+  std::vector<std::vector<int>> out;
+  for (const NumaPlan::Worker& worker : plan.workers) {
+    const auto own = std::find_if(topology.nodes.begin(), topology.nodes.end(),
+                                  [&](const NumaNode& node) { return node.id == worker.node; });
+    out.push_back(every_cpu ? std::vector<int>{worker.cpu} : own->cpus);
+  }
+  return out;
 }
 
 std::vector<NodeRows> rows_by_node(const NumaPlan& plan, std::span<const StreamPart> parts, size_t part) {

@@ -29,6 +29,8 @@ struct StreamPart {
   void* data = nullptr;  // not read: only bind_stream uses the address
   int64_t rows = 0, row_bytes = 0, grain = 1;
 };
+// The first row, a whole number of grains, at or after a point of the line on which the part begins at `start`.
+int64_t first_row_at(const StreamPart& part, int64_t start, int64_t point);
 RowRange rows_of_worker(std::span<const StreamPart> parts, size_t part, int worker, int workers);
 
 struct NumaPlan {
@@ -43,12 +45,19 @@ struct NumaPlan {
   std::vector<Worker> workers;  // by node, so that a node's rows are one range
   std::vector<Share> shares;    // in the order of the workers
 
-  std::vector<int> cpus() const;  // for ThreadPool
+  std::vector<int> cpus() const;
   bool several_memories() const { return shares.size() > 1; }
 };
 
 // threads >= 1; with more threads than CPUs some share one. A topology without CPUs gives CPU 0.
 NumaPlan plan_numa(const Topology& topology, int threads, int64_t weight_bytes);
+
+// Where the thread of each worker may run, for ThreadPool; an empty answer leaves that to the system.
+// With a worker for every CPU each gets its own: whatever else runs, there is no better place. With fewer, the system knows
+// which CPUs are idle and we do not (two of our own processes would take the same ones), so a worker is held only on its
+// node, where its rows lie, and on a machine of one node not at all. More workers than CPUs, or less time than the CPUs
+// have (quota_cpus, cgroup.h), are never held on a CPU.
+std::vector<std::vector<int>> worker_cpus(const Topology& topology, const NumaPlan& plan, int quota_cpus);
 
 struct NodeRows {
   int memory_node = 0;

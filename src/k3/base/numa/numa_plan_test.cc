@@ -152,6 +152,39 @@ TEST(NumaPlan, AStreamIsSplitByBytes) {
   EXPECT_EQ(rows_by_node(plan, parts, 2), (std::vector<NodeRows>{{1, {0, 50}}}));
 }
 
+// Kernels take their rows in grains of their own; placement uses a small one. The borders may differ by less than a grain.
+TEST(NumaPlan, GrainsMoveABorderByLessThanOne) {
+  for (const int64_t grain : {4, 16, 32}) {
+    const StreamPart exact{.rows = 1000, .row_bytes = 34}, coarse{.rows = 1000, .row_bytes = 34, .grain = grain};
+    for (int64_t point = 0; point < 40000; point += 7) {
+      const int64_t row = first_row_at(exact, 512, point), moved = first_row_at(coarse, 512, point);
+      EXPECT_TRUE(moved >= row && moved < row + grain && (moved % grain == 0 || moved == 1000)) << point;
+      // The row is the first that begins at or after the point.
+      EXPECT_TRUE(row == 1000 || 512 + row * 34 >= point);
+      EXPECT_TRUE(row == 0 || 512 + (row - 1) * 34 < point);
+    }
+  }
+}
+
+TEST(NumaPlan, PinsOnlyWhereNoOtherPlaceIsBetter) {
+  using Cpus = std::vector<std::vector<int>>;
+  const auto pins = [](const Topology& t, int threads, int quota) {
+    return worker_cpus(t, plan_numa(t, threads, 0), quota);
+  };
+  const Topology one = machine({{0, range(0, 3), kGiB, {}}});
+  EXPECT_EQ(pins(one, 4, 1000), (Cpus{{0}, {1}, {2}, {3}}));
+  EXPECT_EQ(pins(one, 4, 4), (Cpus{{0}, {1}, {2}, {3}}));
+  EXPECT_EQ(pins(one, 3, 1000), Cpus());  // another process may want the same three
+  EXPECT_EQ(pins(one, 5, 1000), Cpus());
+  EXPECT_EQ(pins(one, 4, 2), Cpus());
+  const Topology two = machine({{0, range(0, 1), kGiB, {}}, {1, range(2, 3), kGiB, {}}});
+  EXPECT_EQ(pins(two, 4, 1000), (Cpus{{0}, {1}, {2}, {3}}));
+  EXPECT_EQ(pins(two, 2, 1000), (Cpus{{0, 1}, {2, 3}}));
+  EXPECT_EQ(pins(two, 4, 2), (Cpus{{0, 1}, {0, 1}, {2, 3}, {2, 3}}));
+  EXPECT_EQ(pins(two, 5, 1000), Cpus());
+  EXPECT_EQ(pins({}, 2, 1000), Cpus());
+}
+
 TEST(NumaPlan, EveryRowHasOneWorker) {
   for (const int workers : {1, 2, 3, 5, 8, 64}) {
     for (const int64_t grain : {1, 4, 16}) {

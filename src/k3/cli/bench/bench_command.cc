@@ -209,8 +209,8 @@ Status Bench::run(const std::vector<BenchCase>& cases) {
   for (size_t begin = 0, end = 0; begin < cases.size(); begin = end) {
     while (end < cases.size() && cases[end].threads == cases[begin].threads && cases[end].policy == cases[begin].policy)
       ++end;
-    std::optional<ThreadPool> own;
-    if (cases[begin].threads != loaded_.pool->size()) own.emplace(cases[begin].threads);
+    std::unique_ptr<ThreadPool> own;
+    if (cases[begin].threads != loaded_.pool->size()) own = make_pool(cases[begin].threads);
     K3_TRY_ASSIGN(const RunnerOptions run, group_options(cases[begin], cases));
     K3_TRY(run_group(std::span(cases).subspan(begin, end - begin), own ? *own : *loaded_.pool, run, report));
   }

@@ -168,15 +168,15 @@ Status ceiling_command(const BenchOptions& options) {
     return fail(Code::unsupported, "this processor has no {}; the best it has is {}", ops::isa_name(isa),
                 ops::isa_name(ops::detect_isa()));
   }
-  ThreadPool widest(*std::max_element(counts.begin(), counts.end()));
-  K3_TRY_ASSIGN(CeilingMeter meter, CeilingMeter::create(widest, isa));
+  const auto widest = make_pool(*std::max_element(counts.begin(), counts.end()));
+  K3_TRY_ASSIGN(CeilingMeter meter, CeilingMeter::create(*widest, isa));
   Progress bar("ceilings", static_cast<int64_t>(counts.size()) * kSurveySamples, "rounds");
   int64_t done = 0;
   for (int round = 0; round < kSurveySamples;
        ++round) {  // rounds outside: what disturbs a moment disturbs one sample of each
     for (const int count : counts) {
-      ThreadPool pool(count);
-      meter.survey(pool, 1);
+      const auto pool = make_pool(count);
+      meter.survey(*pool, 1);
       bar.update(++done);
     }
   }

@@ -6,6 +6,7 @@
 
 #include "k3/ops/attn_res/attn_res_kernel.h"
 #include "k3/ops/cpu/tasks.h"
+#include "k3/ops/rms_norm/rms_norm_kernel.h"
 
 namespace k3::ops {
 namespace {
@@ -47,21 +48,29 @@ void run_token(const AttnResKernels& kernel, const float* const* rows, int64_t c
 
 }  // namespace
 
-void attn_res(const Ctx& ctx, const Tensor& blocks, const Tensor& prefix, const Tensor& query, float eps,
-              const Tensor& out) noexcept {
+void attn_res(const Ctx& ctx, const Tensor& blocks, const Tensor& prefix, const Tensor& query, float eps, const Tensor& out,
+              const Tensor& norm) noexcept {
   check(blocks, prefix, query, out);
+  K3_CHECK(!norm || (norm.dtype == DType::f32 && norm.size() == prefix.dim(1) && norm.contiguous()), "attn_res: norm is {}",
+           norm.shape_text());
   const int64_t count = blocks ? blocks.dim(0) : 0, tokens = prefix.dim(0), hidden = prefix.dim(1);
   const AttnResKernels& kernel = kernels(ctx.isa);
+  const NormRowFn norm_row = norm_row_fn(ctx.isa);
   run_tasks(ctx, (tokens + kTaskTokens - 1) / kTaskTokens, [&](int, int64_t task) {
     for (int64_t t = task * kTaskTokens; t < std::min(tokens, (task + 1) * kTaskTokens); ++t) {
-      if (count == 0) {
-        std::memmove(out.row(t), prefix.row(t), static_cast<size_t>(hidden) * sizeof(float));
-        continue;
+      const float* mixed = prefix.row(t);
+      if (count > 0) {
+        const float* rows[kMaxBlocks + 1];
+        for (int64_t j = 0; j < count; ++j) rows[j] = blocks.f32() + j * blocks.stride(0) + t * blocks.stride(1);
+        rows[count] = prefix.row(t);
+        run_token(kernel, rows, count + 1, query.f32(), eps, hidden, out.row(t));
+        mixed = out.row(t);
       }
-      const float* rows[kMaxBlocks + 1];
-      for (int64_t j = 0; j < count; ++j) rows[j] = blocks.f32() + j * blocks.stride(0) + t * blocks.stride(1);
-      rows[count] = prefix.row(t);
-      run_token(kernel, rows, count + 1, query.f32(), eps, hidden, out.row(t));
+      if (norm) {
+        norm_row(mixed, norm.f32(), nullptr, eps, hidden, out.row(t));
+      } else if (mixed != out.row(t)) {
+        std::memcpy(out.row(t), mixed, static_cast<size_t>(hidden) * sizeof(float));
+      }
     }
   });
 }

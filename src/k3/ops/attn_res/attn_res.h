@@ -1,12 +1,13 @@
 // Purpose:  Block AttnRes: softmax over depth of the banked block rows and the running prefix sum.
 // Shapes:   blocks [N, T, hidden] f32 (N >= 0 banked rows); prefix [T, hidden]; query [hidden] = norm weight
-//           times projection, folded at load; out [T, hidden].
+//           times projection, folded at load; norm [hidden] or none; out [T, hidden].
 // Units:    none; there is no 1/sqrt(d).
 // Memory:   out is overwritten; it may be prefix, never a block.
 // Threads:  parallel over tokens inside.
 // Errors:   K3_CHECK on shapes and on N <= 1024. With N = 0 out is prefix.
 // Source:   model.md 3.1, kernels.md 6: s_j = query . (V_j * rsqrt(mean V_j^2 + eps)), out = sum softmax(s)_j V_j
-//           (values not normalised). Scores are summed in double, the mix in FP32. Tolerance
+//           (values not normalised); with a norm, out = that * rsqrt(mean that^2 + eps) * norm, bit for bit what rms_norm
+//           makes of it: the next op wants it so, and here the row is in the first cache. Scores are summed in double, the mix in FP32. Tolerance
 //           against ref: norm ratio 2e-6 (FP32 mix).
 #pragma once
 
@@ -15,7 +16,7 @@
 namespace k3::ops {
 
 void attn_res(const Ctx& ctx, const Tensor& blocks, const Tensor& prefix, const Tensor& query, float eps,
-              const Tensor& out) noexcept;
+              const Tensor& out, const Tensor& norm = {}) noexcept;
 void attn_res_ref(const Tensor& blocks, const Tensor& prefix, const Tensor& query, float eps, const Tensor& out) noexcept;
 
 }  // namespace k3::ops

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "k3/ops/attn_res/attn_res_cases.h"
+#include "k3/ops/rms_norm/rms_norm.h"
 #include "k3/ops/test_util.h"
 
 namespace k3::ops {
@@ -53,6 +54,28 @@ TEST_F(AttnResTest, EveryCaseEveryIsa) {
       if (c.blocks == 0) {
         EXPECT_TRUE(std::equal(prefix.begin(), prefix.end(), out.data()));
       }
+    }
+  }
+}
+
+TEST_F(AttnResTest, NormIsThatOfRmsNormBitForBit) {
+  for (const AttnResCase& c : attn_res_cases()) {
+    std::vector<float> blocks = random_normal(c.blocks * c.tokens * c.hidden, 1, c.row_scale);
+    std::vector<float> prefix = random_normal(c.tokens * c.hidden, 2, c.row_scale);
+    std::vector<float> query = random_normal(c.hidden, 3, c.query_scale), weight = random_normal(c.hidden, 4);
+    const Tensor b(blocks.data(), DType::f32, {c.blocks, c.tokens, c.hidden}), p = matrix(prefix.data(), c.tokens, c.hidden);
+    const Tensor q(query.data(), DType::f32, {c.hidden}), w(weight.data(), DType::f32, {c.hidden});
+    for (const Isa isa : test_isas()) {
+      std::vector<float> want(prefix.size()), in_place = prefix;
+      attn_res(ctx(isa), b, p, q, kEps, matrix(want.data(), c.tokens, c.hidden));
+      rms_norm(ctx(isa), matrix(want.data(), c.tokens, c.hidden), w, kEps, matrix(want.data(), c.tokens, c.hidden));
+      Guarded out(c.tokens * c.hidden);
+      attn_res(ctx(isa), b, p, q, kEps, matrix(out.data(), c.tokens, c.hidden), w);
+      EXPECT_TRUE(out.intact());
+      EXPECT_EQ(0, compare_bytes(out.data(), want.data(), want.size() * sizeof(float))) << isa_name(isa);
+      attn_res(ctx(isa), b, matrix(in_place.data(), c.tokens, c.hidden), q, kEps,
+               matrix(in_place.data(), c.tokens, c.hidden), w);
+      EXPECT_EQ(0, compare_bytes(in_place.data(), want.data(), want.size() * sizeof(float))) << isa_name(isa);
     }
   }
 }

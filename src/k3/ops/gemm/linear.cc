@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "k3/base/check.h"
+#include "k3/base/numa/numa_plan.h"
 #include "k3/ops/gemm/dots.h"
 #include "k3/ops/gemm/rows.h"
 #include "k3/ops/gemm/tiles.h"
@@ -104,12 +105,8 @@ struct Part {
     }
     return 1;
   }
-  // First row, a whole number of grains, at or after a point of the line.
-  int64_t row_at(int64_t point) const {
-    if (point <= start) return 0;
-    const int64_t unit = row_cost * grain();
-    return std::min(count, (point - start + unit - 1) / unit * grain());
-  }
+  // The split by which weights are placed in memories: a worker meets its own rows.
+  int64_t row_at(int64_t point) const { return first_row_at({nullptr, count, row_cost, grain()}, start, point); }
   void compute(int64_t begin, int64_t end, void* panel, RowsFn fn) const {
     if (begin >= end) return;
     switch (kernel) {
