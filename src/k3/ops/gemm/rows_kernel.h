@@ -97,7 +97,7 @@ K3_VEC_INLINE void tile(const RowsJob& job, const float* const* x, const D& w, i
       }
     }
   }
-  if constexpr (D::kVectors == 1) {  // mxfp4 rows are whole groups
+  if constexpr (D::kVectors == 1) {  // rows with scales are whole groups
     if (k < columns) {
       K3_UNROLL
       for (int r = 0; r < kTileRows; ++r) {
@@ -254,7 +254,7 @@ void rows_with(const RowsJob& job) {
   rows_blocked<V, D>(job);
 }
 
-// Decoders of V: V::Bf16 and V::F16 (widen), V::Mx.
+// Decoders of V: V::Bf16 and V::F16 (widen), V::Mx, V::I8.
 template <class V>
 K3_VEC_INLINE void rows_any(const RowsJob& job) {
   if (job.tokens == 0 || job.row_begin >= job.row_end) return;
@@ -263,6 +263,7 @@ K3_VEC_INLINE void rows_any(const RowsJob& job) {
     case Scheme::bf16: return rows_with<V, Decode16<V, typename V::Bf16>>(job);
     case Scheme::f16: return rows_with<V, Decode16<V, typename V::F16>>(job);
     case Scheme::mxfp4: return rows_with<V, typename V::Mx>(job);
+    case Scheme::i8: return rows_with<V, typename V::I8>(job);
   }
 }
 
@@ -332,7 +333,8 @@ K3_VEC_INLINE void cols_any(const ColsJob& job) {
     case Scheme::f32: return cols_with<V, LoadF32<V>>(job);
     case Scheme::bf16: return cols_with<V, typename V::Bf16>(job);
     case Scheme::f16: return cols_with<V, typename V::F16>(job);
-    case Scheme::mxfp4: return;  // refused by the caller
+    case Scheme::mxfp4:
+    case Scheme::i8: return;  // refused by the caller
   }
 }
 
