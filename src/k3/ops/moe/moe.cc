@@ -24,7 +24,7 @@ bool is_mx(const Weight& w) { return w.scheme == Scheme::mxfp4; }
 void check_weight(const Weight& w, int64_t rows, int64_t cols, int32_t expert, const char* name) {
   K3_CHECK(w && w.rows == rows && w.cols == cols, "moe: {} of expert {} is {} x {}, expected {} x {}", name, expert, w.rows,
            w.cols, rows, cols);
-  K3_CHECK(!is_mx(w) || (w.cols % 32 == 0 && w.scales != nullptr), "moe: {} of expert {}: mxfp4 with {} columns", name,
+  K3_CHECK(!scheme_has_scales(w.scheme) || (w.cols % 32 == 0 && w.scales != nullptr), "moe: {} of expert {}: {} columns", name,
            expert, w.cols);
 }
 
