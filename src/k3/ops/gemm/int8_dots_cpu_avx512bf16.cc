@@ -15,6 +15,7 @@ using I = __m512i;
 
 constexpr int64_t kBlock = 128;  // columns of a step: two lines of i8, one of mxfp4
 constexpr int kRows = 4;
+constexpr int64_t kAheadBytes = 8192;
 
 // Sums of four vectors: pairs of lanes 1 apart, 2 apart, then the quarters.
 K3_VEC_INLINE __m128 sum4(F a, F b, F c, F d) {
@@ -121,11 +122,14 @@ K3_VEC_INLINE void begin_rows(const Int8Job& job, int64_t first, int64_t k0, int
   }
 }
 
+// Rows follow each other in memory, so the place that many whole tiles on is wanted soon.
+K3_VEC_INLINE int64_t bytes_ahead(int64_t tile) { return (kAheadBytes + tile - 1) / tile * tile; }
+
 template <class Step, int NT>
 K3_VEC_INLINE void tile_block(const Int8Job& job, const Rows& rows, int64_t token, int64_t k0, int64_t columns, bool mx,
                               F (*acc)[kRows]) {
   const int64_t whole = columns / kBlock * kBlock;
-  const int64_t ahead = kRows * scheme_row_bytes(job.w.scheme, job.w.cols);
+  const int64_t ahead = bytes_ahead(kRows * scheme_row_bytes(job.w.scheme, job.w.cols));
   const uint8_t* q[NT];
   const float* scales[NT];
   K3_UNROLL

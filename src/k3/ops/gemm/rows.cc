@@ -98,7 +98,7 @@ struct RowVecPortable : VecPortable {
         scales[r] = job.w.scales + at / kInt8Group;
       }
     }
-    K3_VEC_INLINE void prefetch(const RowsJob& job, int r, int64_t k) const { prefetch_ahead(row[r] + k, job); }
+    K3_VEC_INLINE void prefetch(const RowsJob& job, int r, int64_t k) const { prefetch_far(row[r] + k, job); }
     K3_VEC_INLINE void load(int r, int64_t k, F* w) const {
       const F factor = set(int8_factor(scales[r][k / kInt8Group]));
       const int8_t* p = row[r] + k;

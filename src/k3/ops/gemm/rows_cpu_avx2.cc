@@ -114,7 +114,7 @@ struct RowVec256 : Vec256 {
         scales[r] = job.w.scales + at / kInt8Group;
       }
     }
-    K3_VEC_INLINE void prefetch(const RowsJob& job, int r, int64_t k) const { prefetch_ahead(row[r] + k, job); }
+    K3_VEC_INLINE void prefetch(const RowsJob& job, int r, int64_t k) const { prefetch_far(row[r] + k, job); }
     K3_VEC_INLINE void load(int r, int64_t k, F* w) const {
       const uint32_t s = scales[r][k / kInt8Group];
       const F factor = _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int>((s > 6 ? s - 6 : 0) << 23)));

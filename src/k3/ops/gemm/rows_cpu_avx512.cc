@@ -106,7 +106,7 @@ struct RowVec512 : Vec512 {
         }
       }
     }
-    K3_VEC_INLINE void prefetch(const RowsJob& job, int r, int64_t k) const { prefetch_ahead(row[r] + k, job); }
+    K3_VEC_INLINE void prefetch(const RowsJob& job, int r, int64_t k) const { prefetch_far(row[r] + k, job); }
     K3_VEC_INLINE void load(int r, int64_t k, F* w) const {
       const F scale = set(factor[r][k / kInt8Group]);
       K3_UNROLL

@@ -26,6 +26,13 @@ K3_VEC_INLINE void prefetch_ahead(const void* p, const RowsJob& job) {
   __builtin_prefetch(static_cast<const char*>(p) + kTileRows * scheme_row_bytes(job.w.scheme, job.w.cols), 0, 2);
 }
 
+// Short rows: whole tiles on, but at least 8 KiB.
+K3_VEC_INLINE void prefetch_far(const void* p, const RowsJob& job) {
+  const int64_t tile = kTileRows * scheme_row_bytes(job.w.scheme, job.w.cols);
+  const int64_t ahead = tile >= 8192 ? tile : (8191 + tile) / tile * tile;
+  __builtin_prefetch(static_cast<const char*>(p) + ahead, 0, 2);
+}
+
 // Rows that are FP32 in memory: a weight of scheme f32, or the panel.
 template <class V>
 struct DecodeDense {
