@@ -21,7 +21,8 @@ TEST(Int8, ConvertShrinksTheTrunkAndSaysSo) {
   const std::string out = scratch.path("m");
   k3_ok({"convert", kMini, out, "--trunk", "int8"});
   EXPECT_EQ(json::parse(file_text(out + "/config.json")).at("trunk_quantization").at("format"), "mxint8");
-  const json before = json::parse(k3_ok({"inspect", kMini, "--json"})), after = json::parse(k3_ok({"inspect", out, "--json"}));
+  const json before = json::parse(k3_ok({"inspect", kMini, "--json"})),
+             after = json::parse(k3_ok({"inspect", out, "--json"}));
   EXPECT_EQ(before.at("trunk_int8"), false);
   EXPECT_EQ(after.at("trunk_int8"), true);
   EXPECT_EQ(after.at("parameters"), before.at("parameters"));
@@ -55,8 +56,8 @@ TEST(Int8, TheModelStaysTheModel) {
   // The same numbers in BF16; the kernels sum them in other orders.
   EXPECT_NEAR(nats(out, {"--policy", "exact"}), nats(back, {"--policy", "exact"}), 1e-5);
   const auto logits = [&](const char* name, const std::vector<std::string>& more) {
-    std::vector<std::string> arguments = {"logits", out,  "--ids", "12032,72,8213,1452,33", "--out", scratch.path(name),
-                                          "--act",  "int8", "--deterministic"};
+    std::vector<std::string> arguments = {"logits",           out,     "--ids", "12032,72,8213,1452,33", "--out",
+                                          scratch.path(name), "--act", "int8",  "--deterministic"};
     arguments.insert(arguments.end(), more.begin(), more.end());
     k3_ok(arguments);
     return file_text(scratch.path(name));
@@ -70,8 +71,8 @@ TEST(Int8, BenchLabelsWhatIsLossy) {
   const std::string out = scratch.path("m");
   k3_ok({"convert", kMini, out, "--trunk", "int8"});
   const auto bench = [&](const std::string& model, const std::vector<std::string>& more) {
-    std::vector<std::string> arguments = {"bench", model, "-p", "8", "-n", "2", "-r", "1", "-t", "2", "--no-ceilings",
-                                          "--json", "--quality"};
+    std::vector<std::string> arguments = {"bench", model,           "-p",     "8",        "-n", "2", "-r", "1", "-t",
+                                          "2",     "--no-ceilings", "--json", "--quality"};
     arguments.insert(arguments.end(), more.begin(), more.end());
     return json::parse(k3_ok(arguments));
   };

@@ -304,7 +304,9 @@ void add_make_commands(CLI::App& app, AllOptions& o, Status& status) {
   convert->add_option("OUT", o.convert.out, "The folder to write")->required();
   convert->add_option("--experts", o.convert.experts, "mxfp4: quantise routed experts; bf16: unpack them (exact)")
       ->check(CLI::IsMember({"keep", "mxfp4", "bf16"}));
-  convert->add_option("--trunk", o.convert.trunk, "Dtype of all other matrices and norms: bf16, f16, f32; int8: large matrices in 8 bits (lossy)")
+  convert
+      ->add_option("--trunk", o.convert.trunk,
+                   "Dtype of all other matrices and norms: bf16, f16, f32; int8: large matrices in 8 bits (lossy)")
       ->check(CLI::IsMember({"keep", "bf16", "f16", "f32", "int8"}));
   convert->add_option("--shards", o.convert.shards, "Number of weight files (default: as the source)")
       ->check(CLI::Range(int64_t{1}, kMostShards));

@@ -45,7 +45,8 @@ std::unordered_map<std::string, ParamTensor> known_tensors(const Config& config)
 Action trunk_action(const Source& source, const ParamTensor& known, const Config& config, DType wanted) {
   const bool scales = known.params == 0;  // of an 8-bit trunk
   if (wanted == DType::i8) {
-    return source.info.dtype != DType::i8 && !scales && may_be_int8(*known.family, config) ? Action::quantise_int8 : Action::pass;
+    return source.info.dtype != DType::i8 && !scales && may_be_int8(*known.family, config) ? Action::quantise_int8
+                                                                                           : Action::pass;
   }
   if (scales) return Action::drop;
   if (source.info.dtype == DType::i8) return Action::dequantise_int8;

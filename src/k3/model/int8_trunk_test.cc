@@ -169,7 +169,8 @@ TEST(Int8Trunk, LiesAreNamed) {
   expect(load_error([&](Tensors& t) { t.erase(scale); }), Code::not_found, scale, "");
   expect(load_error([&](Tensors& t) { resize(t.at(scale), DType::u8, {96, 3}); }), Code::corrupt, scale, "[96, 3]");
   expect(load_error([&](Tensors& t) { resize(t.at(scale), DType::bf16, {96, 2}); }), Code::corrupt, scale, "BF16");
-  expect(load_error([&](Tensors& t) { t.at(scale).bytes[7] = std::byte{255}; }), Code::corrupt, scale, "scale byte 7 is 255");
+  expect(load_error([&](Tensors& t) { t.at(scale).bytes[7] = std::byte{255}; }), Code::corrupt, scale,
+         "scale byte 7 is 255");
   expect(load_error([&](Tensors& t) { resize(t.at(q), DType::i8, {95, 64}); }), Code::corrupt, q, "[95, 64]");
   expect(load_error([&](Tensors& t) { resize(t.at(embed), DType::i8, t.at(embed).spec.dims); }), Code::unsupported, embed,
          "cannot be I8");

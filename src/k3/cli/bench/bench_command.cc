@@ -105,8 +105,14 @@ ops::Unit unit_of(const std::string& policy, ops::Isa isa) {
 
 BenchHeading Bench::heading(ops::Isa isa) const {
   const StepCost step = decode_cost(cost_of(loaded_.model->config(), summary_, options_.policies.front()), 1, 0, 1);
-  return {options_.model, std::string(ops::isa_name(isa)), summary_.total.params, summary_.active_bytes, step.bytes(),
-          step.flops(),   options_.compute.deterministic, lossy_label(options_.compute, loaded_.model->config())};
+  return {options_.model,
+          std::string(ops::isa_name(isa)),
+          summary_.total.params,
+          summary_.active_bytes,
+          step.bytes(),
+          step.flops(),
+          options_.compute.deterministic,
+          lossy_label(options_.compute, loaded_.model->config())};
 }
 
 Result<RunnerOptions> Bench::group_options(const BenchCase& first, const std::vector<BenchCase>& cases) const {

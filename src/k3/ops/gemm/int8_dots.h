@@ -23,8 +23,8 @@
 namespace k3::ops {
 
 inline constexpr int64_t kInt8DotGroup = 32;
-inline constexpr int64_t kInt8Block = 1024;         // columns
-inline constexpr int64_t kInt8RowGrain = 32;        // rows of a worker are whole tiles of the kernel
+inline constexpr int64_t kInt8Block = 1024;   // columns
+inline constexpr int64_t kInt8RowGrain = 32;  // rows of a worker are whole tiles of the kernel
 inline constexpr int64_t kInt8PanelBytes = 32 * kInt8Block + 32 * (kInt8Block / kInt8DotGroup) * 4 + kInt8Block;
 
 // Bytes between rows of x: whole lines, an odd number of them.

@@ -21,7 +21,8 @@ K3_VEC_INLINE void decode_block(const uint8_t* p, int8_t* out) {
   const __m256i a = load32(p), b = load32(p + 32), low = _mm256_set1_epi16(15);
   K3_UNROLL
   for (int g = 0; g < 4; ++g) {
-    const __m256i x = _mm256_and_si256(_mm256_srli_epi16(a, 4 * g), low), y = _mm256_and_si256(_mm256_srli_epi16(b, 4 * g), low);
+    const __m256i x = _mm256_and_si256(_mm256_srli_epi16(a, 4 * g), low),
+                  y = _mm256_and_si256(_mm256_srli_epi16(b, 4 * g), low);
     const __m256i codes = _mm256_permute4x64_epi64(_mm256_packus_epi16(x, y), 0xD8);
     _mm256_store_si256(reinterpret_cast<__m256i*>(out + 32 * g), doubled(codes));
   }

@@ -160,7 +160,8 @@ Part make_part(const Ctx& ctx, Inputs& inputs, const Tensor& x, const LinearPart
     part.kernel = Part::Kernel::int8;
     part.int8 = {.x = inputs.int8(), .tokens = tokens, .w = p.w, .y = y, .by_rows = ctx.deterministic};
     part.int8_fn = int8_fn(ctx.isa);
-  } else if (round && !ctx.deterministic && tokens >= kDenseTilesFrom && tiles_can(ctx.isa, p.w) && p.w.scheme == Scheme::bf16) {
+  } else if (round && !ctx.deterministic && tokens >= kDenseTilesFrom && tiles_can(ctx.isa, p.w) &&
+             p.w.scheme == Scheme::bf16) {
     part.kernel = Part::Kernel::dense_tiles;
     part.dense = {.x = inputs.bf16()[0],
                   .x_stride = dots_stride(x.dim(1)),
@@ -171,7 +172,8 @@ Part make_part(const Ctx& ctx, Inputs& inputs, const Tensor& x, const LinearPart
   } else if (round && tiles_can(ctx.isa, p.w) && (tokens >= kTilesFrom || ctx.deterministic)) {
     part.kernel = Part::Kernel::tiles;
     part.tiles = {.x = inputs.tiles(), .tokens = tokens, .w = p.w, .y = y};
-  } else if (round && (dots_can(ctx.isa, p.w.scheme) || (!ctx.deterministic && dots_can_many(ctx.isa, p.w.scheme, tokens)))) {
+  } else if (round &&
+             (dots_can(ctx.isa, p.w.scheme) || (!ctx.deterministic && dots_can_many(ctx.isa, p.w.scheme, tokens)))) {
     part.kernel = Part::Kernel::dots;
     part.dots = {.x = inputs.bf16(), .tokens = tokens, .w = p.w, .y = y};
   } else {
@@ -180,8 +182,8 @@ Part make_part(const Ctx& ctx, Inputs& inputs, const Tensor& x, const LinearPart
   return part;
 }
 
-constexpr int64_t kPanelBytes =
-    std::max<int64_t>({kPanelFloats * int64_t{4}, kDotsPanelElements * int64_t{2}, kTilesPanelElements * int64_t{2}, kInt8PanelBytes});
+constexpr int64_t kPanelBytes = std::max<int64_t>(
+    {kPanelFloats * int64_t{4}, kDotsPanelElements* int64_t{2}, kTilesPanelElements* int64_t{2}, kInt8PanelBytes});
 
 void run_parts(const Ctx& ctx, std::span<Part> parts, int64_t tokens, int64_t cols) {
   int64_t line = 0, products = 0;

@@ -27,9 +27,11 @@ void run(benchmark::State& state, Scheme scheme, Isa isa, bool int8 = false) {
   std::vector<float> x = random_normal(tokens * in, 1), y(static_cast<size_t>(tokens * out));
   ThreadPool pool(static_cast<int>(state.range(3)));
   Workspace workspace;
-  const Ctx ctx{
-      .pool = &pool, .workspace = &workspace, .isa = isa, .policy = isa >= Isa::avx512bf16 ? Policy::bf16 : Policy::exact,
-      .int8_activations = int8};
+  const Ctx ctx{.pool = &pool,
+                .workspace = &workspace,
+                .isa = isa,
+                .policy = isa >= Isa::avx512bf16 ? Policy::bf16 : Policy::exact,
+                .int8_activations = int8};
   int64_t copy = 0;
   for (auto _ : state) {
     const Weight w{data.data() + copy * bytes, reinterpret_cast<const uint8_t*>(scales.data() + copy * scale_bytes), scheme,

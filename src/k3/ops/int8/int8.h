@@ -4,7 +4,8 @@
 // Memory:   outputs are overwritten.
 // Threads:  pure functions.
 // Errors:   quantise: invalid_argument for NaN and infinities, naming the row.
-// Source:   OCP Microscaling Formats 1.0: MXINT8. Why a power of two: an FP16 or BF16 scale would halve the rounding error at
+// Source:   OCP Microscaling Formats 1.0: MXINT8. Why a power of two: an FP16 or BF16 scale would halve the rounding error
+// at
 //           best, but only a power of two keeps every weight exact in BF16, so that the dot and tile kernels take the trunk
 //           as they take MXFP4, both policies see the same weights, and a scale costs one byte for 32 weights.
 //           Quantisation: scale = floor(log2 amax) + 127; codes are nearest, ties to even, clamped to +-127.

@@ -24,8 +24,8 @@ bool is_mx(const Weight& w) { return w.scheme == Scheme::mxfp4; }
 void check_weight(const Weight& w, int64_t rows, int64_t cols, int32_t expert, const char* name) {
   K3_CHECK(w && w.rows == rows && w.cols == cols, "moe: {} of expert {} is {} x {}, expected {} x {}", name, expert, w.rows,
            w.cols, rows, cols);
-  K3_CHECK(!scheme_has_scales(w.scheme) || (w.cols % 32 == 0 && w.scales != nullptr), "moe: {} of expert {}: {} columns", name,
-           expert, w.cols);
+  K3_CHECK(!scheme_has_scales(w.scheme) || (w.cols % 32 == 0 && w.scales != nullptr), "moe: {} of expert {}: {} columns",
+           name, expert, w.cols);
 }
 
 struct Call {
@@ -68,8 +68,8 @@ struct Scratch {
 float* take_floats(Workspace& w, int64_t count) { return static_cast<float*>(w.bytes(count * 4)); }
 float** take_rows(Workspace& w, int64_t count) { return static_cast<float**>(w.bytes(count * int64_t{sizeof(float*)})); }
 
-constexpr int64_t kPanelBytes =
-    std::max<int64_t>({kPanelFloats * int64_t{4}, kDotsPanelElements * int64_t{2}, kTilesPanelElements * int64_t{2}, kInt8PanelBytes});
+constexpr int64_t kPanelBytes = std::max<int64_t>(
+    {kPanelFloats * int64_t{4}, kDotsPanelElements* int64_t{2}, kTilesPanelElements* int64_t{2}, kInt8PanelBytes});
 
 // Rows of inputs in whichever form the call works on.
 struct InputRows {
