@@ -6,7 +6,7 @@ set(K3_ISA_FLAGS_avx512 -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vbmi 
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   list(APPEND K3_ISA_FLAGS_avx512 -Wno-maybe-uninitialized -Wno-uninitialized)  # false positives in g++ 12's own intrinsics header
 endif()
-set(K3_ISA_FLAGS_avx512bf16 ${K3_ISA_FLAGS_avx512} -mavx512bf16)
+set(K3_ISA_FLAGS_avx512bf16 ${K3_ISA_FLAGS_avx512} -mavx512bf16 -mavx512vnni)
 set(K3_ISA_FLAGS_amx ${K3_ISA_FLAGS_avx512bf16} -mamx-tile -mamx-bf16)
 
 function(k3_set_isa_flags)

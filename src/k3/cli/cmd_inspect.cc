@@ -94,6 +94,7 @@ void print_table(const Config& c, const ModelSummary& s, const Shards& shards) {
                                 c.num_shared_experts, c.expert_width(), c.moe_intermediate_size,
                                 c.experts_mxfp4 ? "MXFP4" : "unpacked"));
   }
+  if (c.trunk_int8) line("trunk", "large matrices in 8 bits (MXINT8: a power of two for every 32 columns)");
   line("vocabulary", format_grouped(c.vocab_size));
   Table table({"component", "tensors", "parameters", "share", "bytes"});
   for (const auto& [component, t] : s.components) {
@@ -137,6 +138,7 @@ void print_json(const Config& c, const ModelSummary& s, const Shards& shards) {
   w.begin_object().field("model_type", c.model_type).field("architecture", c.architecture);
   w.field("layers", c.num_hidden_layers).field("kda_layers", s.kda_layers).field("mla_layers", s.mla_layers);
   w.field("moe_layers", s.moe_layers).field("dense_layers", s.dense_layers).field("layer_map", layer_map(c));
+  w.field("trunk_int8", c.trunk_int8);
   w.field("hidden_size", c.hidden_size).field("vocab_size", c.vocab_size);
   w.field("parameters", s.total.params).field("tensors", s.total.tensors).field("size_bytes", s.total.size_bytes);
   w.field("active_parameters", s.active_params).field("active_bytes", s.active_bytes);

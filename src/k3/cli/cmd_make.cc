@@ -57,6 +57,7 @@ Status init_command(const InitOptions& options) {
     K3_TRY_ASSIGN(json, remove_vision(json).with_context(path));
   }
   K3_TRY_ASSIGN(json, edit_config(json, options.set).with_context(path));
+  K3_TRY_ASSIGN(json, set_trunk_packing(json, false).with_context(path));  // random weights are in the released layout
   K3_TRY_ASSIGN(Config config, parse_config(json, path));
   // A random model has every part that its config does not switch off.
   if (!config.latent_moe_use_norm)
@@ -97,13 +98,19 @@ Status convert_command(const ConvertOptionsCli& options) {
   if (options.experts == "mxfp4") convert.experts = ConvertOptions::Experts::mxfp4;
   if (options.experts == "bf16") convert.experts = ConvertOptions::Experts::bf16;
   if (options.trunk != "keep")
-    convert.trunk = options.trunk == "bf16" ? DType::bf16 : options.trunk == "f16" ? DType::f16 : DType::f32;
+    convert.trunk = options.trunk == "bf16"   ? DType::bf16
+                    : options.trunk == "f16"  ? DType::f16
+                    : options.trunk == "int8" ? DType::i8
+                                              : DType::f32;
   convert.shards = options.shards;
   LazyBar bar("converting");
   K3_TRY_ASSIGN(const ConvertReport report, convert_checkpoint(source, config, options.out, convert, std::ref(bar)));
   bar.finish();
   K3_TRY_ASSIGN(std::string json, read_file(join_path(folder, "config.json"), int64_t{16} << 20));
   if (convert.trunk) {
+    K3_TRY_ASSIGN(json, set_trunk_packing(json, *convert.trunk == DType::i8));
+  }
+  if (convert.trunk && *convert.trunk != DType::i8) {
     const char* name = *convert.trunk == DType::bf16 ? "bfloat16" : *convert.trunk == DType::f16 ? "float16" : "float32";
     K3_TRY_ASSIGN(json, edit_config(json, std::vector<std::string>{fmt::format("dtype={}", name)}));
   }

@@ -117,6 +117,7 @@ Result<RunnerOptions> runner_options(const ComputeOptions& options, const Config
   out.policy = options.policy == "exact" ? ops::Policy::exact : ops::Policy::bf16;
   if (options.isa != "auto") out.isa = *ops::isa_from_name(options.isa);
   out.deterministic = options.deterministic;
+  out.int8_activations = options.act == "int8";
   out.chunk_tokens = options.chunk_tokens;
   const int64_t limit = config.max_position_embeddings > 0 ? config.max_position_embeddings : kDefaultCtx;
   out.ctx_tokens = options.ctx_tokens > 0 ? options.ctx_tokens : std::min(kDefaultCtx, limit);

@@ -18,6 +18,7 @@ struct ComputeOptions {
   bool deterministic = false;
   std::string ram;           // "": everything in memory if it fits; auto; a size
   std::string expert_stats;  // file of expert use, read and written
+  std::string act = "policy";  // policy | int8
 };
 
 struct SamplingOptions {

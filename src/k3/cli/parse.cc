@@ -49,6 +49,10 @@ void add_other_compute(CLI::App& app, ComputeOptions& o) {
   app.add_option("--ctx", o.ctx_tokens, "Context in tokens (default: 32768, or the model's limit if that is less)")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 24))
       ->group(group);
+  app.add_option("--act", o.act,
+                 "Inputs of products with 8-bit and MXFP4 weights: as the policy says (default), or int8: in 8 bits (lossy)")
+      ->check(CLI::IsMember({"policy", "int8"}))
+      ->group(group);
   app.add_flag("--deterministic", o.deterministic,
                "Same bits for a token whatever the chunking, the neighbours, the thread count and the memory")
       ->group(group);
@@ -300,8 +304,10 @@ void add_make_commands(CLI::App& app, AllOptions& o, Status& status) {
   convert->add_option("OUT", o.convert.out, "The folder to write")->required();
   convert->add_option("--experts", o.convert.experts, "mxfp4: quantise routed experts; bf16: unpack them (exact)")
       ->check(CLI::IsMember({"keep", "mxfp4", "bf16"}));
-  convert->add_option("--trunk", o.convert.trunk, "Dtype of all other matrices and norms: bf16, f16, f32")
-      ->check(CLI::IsMember({"keep", "bf16", "f16", "f32"}));
+  convert
+      ->add_option("--trunk", o.convert.trunk,
+                   "Dtype of all other matrices and norms: bf16, f16, f32; int8: large matrices in 8 bits (lossy)")
+      ->check(CLI::IsMember({"keep", "bf16", "f16", "f32", "int8"}));
   convert->add_option("--shards", o.convert.shards, "Number of weight files (default: as the source)")
       ->check(CLI::Range(int64_t{1}, kMostShards));
   convert->add_flag("--force", o.convert.force, "Write into a folder that already holds a model");

@@ -19,6 +19,7 @@ constexpr int64_t kMostLayers = 1 << 16;       // the per-layer list is allocate
 constexpr int64_t kMostConvTaps = 8;           // what the convolution kernels unroll
 constexpr int64_t kMostResBlocks = 1024;       // what the AttnRes kernel mixes
 constexpr int64_t kMxfp4Group = 32;            // weights that share a scale
+constexpr int64_t kInt8Group = 32;             // the same for an 8-bit trunk
 constexpr double kLeastGateLowerBound = -5.0;  // 16-token chunks keep e^80 finite in float (model.md 3.3)
 
 // The layer lists of linear_attn_config, each with the kind it stands for. A third kind is one more row.
@@ -40,6 +41,7 @@ class ConfigParser {
     read_moe();
     read_linear_attention();
     read_quantization();
+    read_trunk_quantization();
     read_vision();
     K3_TRY(document_->status());
     return std::move(c_);
@@ -238,6 +240,16 @@ class ConfigParser {
       refuse(Code::corrupt, text_, c_.routed_expert_hidden_size ? "routed_expert_hidden_size" : "hidden_size",
              "is {}; packed MXFP4 experts need a multiple of {}", c_.expert_width(), kMxfp4Group);
     }
+  }
+
+  // Our own extension: says how matrices of dtype I8 are to be read.
+  void read_trunk_quantization() {
+    const auto trunk = top_.maybe_object("trunk_quantization");
+    if (!trunk) return;
+    if (!trunk->has("format")) refuse(Code::corrupt, *trunk, "format", "is missing");
+    expect_string(*trunk, "format", "mxint8");
+    expect_count(*trunk, "group_size", kInt8Group);
+    c_.trunk_int8 = true;
   }
 
   // The ignore list is not read: it does not name every tensor that is stored plain (model.md 1.3).

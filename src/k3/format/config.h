@@ -72,6 +72,7 @@ struct Config {
   std::vector<AttentionKind> attention;    // [num_hidden_layers]
 
   bool experts_mxfp4 = false;  // quantization_config names mxfp4-pack-quantized (a checkpoint's tensors overrule it)
+  bool trunk_int8 = false;     // trunk_quantization: our own extension (docs/formats.md); matrices may be I8 with scales
   double initializer_range = 0.02;
   int64_t max_position_embeddings = 0;  // or model_max_length
   int64_t num_nextn_predict_layers = 0;

@@ -158,4 +158,11 @@ Result<std::string> set_expert_packing(std::string_view json, bool mxfp4) {
   return dump(root);
 }
 
+Result<std::string> set_trunk_packing(std::string_view json, bool int8) {
+  K3_TRY_ASSIGN(Json root, parse(json));
+  root.erase("trunk_quantization");
+  if (int8) root["trunk_quantization"] = {{"format", "mxint8"}, {"group_size", 32}};
+  return dump(root);
+}
+
 }  // namespace k3

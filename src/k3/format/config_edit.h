@@ -27,4 +27,7 @@ Result<std::string> remove_vision(std::string_view json);
 // Writes or removes the quantization_config of packed MXFP4 experts.
 Result<std::string> set_expert_packing(std::string_view json, bool mxfp4);
 
+// Writes or removes the trunk_quantization of matrices in 8 bits.
+Result<std::string> set_trunk_packing(std::string_view json, bool int8);
+
 }  // namespace k3

@@ -7,6 +7,7 @@
 #include "k3/model/init.h"
 #include "k3/model/params.h"
 #include "k3/model/summary.h"
+#include "k3/ops/int8/int8.h"
 #include "k3/ops/mxfp4/mxfp4.h"
 
 namespace k3 {
@@ -17,7 +18,7 @@ using Bytes = std::vector<std::byte>;
 uint8_t* u8(Bytes& bytes) { return reinterpret_cast<uint8_t*>(bytes.data()); }
 
 // What happens to one stored tensor.
-enum class Action { pass, recast, quantise, dequantise, drop };
+enum class Action { pass, recast, quantise, dequantise, quantise_int8, dequantise_int8, drop };
 
 struct Source {
   std::string name;
@@ -40,7 +41,19 @@ std::unordered_map<std::string, ParamTensor> known_tensors(const Config& config)
   return known;
 }
 
-Action action_of(const Source& source, const ParamTensor* known, const ConvertOptions& options) {
+// What --trunk does to a tensor of the trunk.
+Action trunk_action(const Source& source, const ParamTensor& known, const Config& config, DType wanted) {
+  const bool scales = known.params == 0;  // of an 8-bit trunk
+  if (wanted == DType::i8) {
+    return source.info.dtype != DType::i8 && !scales && may_be_int8(*known.family, config) ? Action::quantise_int8
+                                                                                           : Action::pass;
+  }
+  if (scales) return Action::drop;
+  if (source.info.dtype == DType::i8) return Action::dequantise_int8;
+  return wanted != source.info.dtype ? Action::recast : Action::pass;
+}
+
+Action action_of(const Source& source, const ParamTensor* known, const Config& config, const ConvertOptions& options) {
   if (known == nullptr) return Action::pass;
   const bool expert = known->family->store == ParamStore::expert;
   if (expert) {
@@ -52,7 +65,7 @@ Action action_of(const Source& source, const ParamTensor* known, const ConvertOp
     return Action::pass;
   }
   const bool trunk = known->family->store == ParamStore::bf16;
-  return trunk && options.trunk && *options.trunk != source.info.dtype ? Action::recast : Action::pass;
+  return trunk && options.trunk ? trunk_action(source, *known, config, *options.trunk) : Action::pass;
 }
 
 // Of the text model; the loader is as strict. A_log has several released shapes.
@@ -73,7 +86,15 @@ void plan_outputs(const Source& s, const ConvertOptions& options, std::vector<Pa
   switch (s.action) {
     case Action::drop: return;
     case Action::pass: break;
-    case Action::recast: out.dtype = *options.trunk; break;
+    case Action::recast:
+    case Action::dequantise_int8: out.dtype = *options.trunk; break;
+    case Action::quantise_int8:
+      out.dtype = DType::i8;
+      outputs.push_back(out);
+      out.dtype = DType::u8;
+      out.name = s.name + "_scale";
+      out.dims = {s.info.dims[0], s.info.dims[1] / ops::kInt8Group};
+      break;
     case Action::quantise: {
       out.dtype = DType::u8;
       out.name = s.name + "_packed";
@@ -104,7 +125,7 @@ Result<Work> plan(const Checkpoint& checkpoint, const Config& config, const Conv
     if (row != known.end()) source.identity = row->second;
     source.name = std::move(name);
     if (row != known.end()) K3_TRY(check_shape(checkpoint, source, row->second));
-    source.action = action_of(source, row == known.end() ? nullptr : &row->second, options);
+    source.action = action_of(source, row == known.end() ? nullptr : &row->second, config, options);
     if (source.action == Action::quantise && source.info.dims[1] % 32 != 0) {
       return fail(Code::invalid_argument,
                   "tensor '{}': its input width is not a multiple of 32, so it cannot be packed as MXFP4", source.name);
@@ -158,6 +179,17 @@ Status write_dequantised(const Checkpoint& checkpoint, const Source& s, Checkpoi
   return writer.append(base, out);
 }
 
+Status write_int8(const Checkpoint& checkpoint, const Source& s, CheckpointWriter& writer) {
+  std::vector<float> values;
+  K3_TRY(as_floats(checkpoint, s, values));
+  const int64_t rows = s.info.dims[0], cols = s.info.dims[1];
+  Bytes codes(static_cast<size_t>(rows * cols)), scales(static_cast<size_t>(rows * cols / ops::kInt8Group));
+  K3_TRY(ops::int8_quantise(values.data(), rows, cols, reinterpret_cast<int8_t*>(codes.data()), u8(scales))
+             .with_context("tensor '" + s.name + "'"));
+  K3_TRY(writer.append(s.name, codes));
+  return writer.append(s.name + "_scale", scales);
+}
+
 // Passes bytes on in pieces, so that a tensor of many GiB needs no such buffer.
 Status pass_through(const Checkpoint& checkpoint, const Source& s, CheckpointWriter& writer) {
   constexpr int64_t kPiece = int64_t{64} << 20;
@@ -171,9 +203,26 @@ Status pass_through(const Checkpoint& checkpoint, const Source& s, CheckpointWri
   return {};
 }
 
+Status int8_as_floats(const Checkpoint& checkpoint, const Source& s, std::vector<float>& out) {
+  const int64_t rows = s.info.dims[0], cols = s.info.dims[1];
+  K3_TRY_ASSIGN(const TensorInfo scale_info, checkpoint.find(s.name + "_scale"));
+  if (scale_info.dtype != DType::u8 || scale_info.dims != std::vector<int64_t>{rows, cols / ops::kInt8Group}) {
+    return fail(Code::corrupt, "tensor '{}_scale' does not fit its codes", s.name);
+  }
+  Bytes codes(static_cast<size_t>(s.info.size_bytes)), scales(static_cast<size_t>(scale_info.size_bytes));
+  K3_TRY(checkpoint.read(s.name, s.info, codes));
+  K3_TRY(checkpoint.read(s.name + "_scale", scale_info, scales));
+  if (std::find(scales.begin(), scales.end(), std::byte{255}) != scales.end()) {
+    return fail(Code::corrupt, "tensor '{}_scale' has a scale byte of 255, which is no number", s.name);
+  }
+  out.resize(codes.size());
+  ops::int8_dequantise(reinterpret_cast<const int8_t*>(codes.data()), u8(scales), rows, cols, out.data());
+  return {};
+}
+
 Status write_recast(const Checkpoint& checkpoint, const Source& s, DType dtype, CheckpointWriter& writer) {
   std::vector<float> values;
-  K3_TRY(as_floats(checkpoint, s, values));
+  K3_TRY(s.action == Action::dequantise_int8 ? int8_as_floats(checkpoint, s, values) : as_floats(checkpoint, s, values));
   if (dtype == DType::f16) {
     constexpr float kOver = 65520.0F;  // the least magnitude that rounds to infinity
     const auto bad = std::find_if(values.begin(), values.end(), [](float v) { return !(std::abs(v) < kOver); });
@@ -203,6 +252,8 @@ Result<ConvertReport> convert_checkpoint(const Checkpoint& source, const Config&
     switch (s.action) {
       case Action::drop: break;
       case Action::pass: K3_TRY(pass_through(source, s, writer)); break;
+      case Action::quantise_int8: K3_TRY(write_int8(source, s, writer)); break;
+      case Action::dequantise_int8:
       case Action::recast: K3_TRY(write_recast(source, s, *options.trunk, writer)); break;
       case Action::quantise: K3_TRY(write_quantised(source, s, writer)); break;
       case Action::dequantise: K3_TRY(write_dequantised(source, s, writer)); break;
@@ -210,8 +261,8 @@ Result<ConvertReport> convert_checkpoint(const Checkpoint& source, const Config&
     ++report.tensors;
     report.passed_through += s.action == Action::pass ? 1 : 0;
     report.recast += s.action == Action::recast ? 1 : 0;
-    report.quantised += s.action == Action::quantise ? 1 : 0;
-    report.dequantised += s.action == Action::dequantise ? 1 : 0;
+    report.quantised += s.action == Action::quantise || s.action == Action::quantise_int8 ? 1 : 0;
+    report.dequantised += s.action == Action::dequantise || s.action == Action::dequantise_int8 ? 1 : 0;
     done += s.info.size_bytes;
     if (progress) progress(done, report.source_bytes);
   }

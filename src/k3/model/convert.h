@@ -20,7 +20,8 @@ namespace k3 {
 
 struct ConvertOptions {
   enum class Experts { keep, mxfp4, bf16 } experts = Experts::keep;
-  std::optional<DType> trunk;     // bf16, f16 or f32 for what the released layout stores as BF16
+  std::optional<DType>
+      trunk;  // bf16, f16 or f32 for what the released layout stores as BF16; i8: its large matrices (params.h)
   std::optional<int64_t> shards;  // absent: as many as the source
 };
 

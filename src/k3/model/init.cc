@@ -99,6 +99,7 @@ std::vector<std::vector<TensorSpec>> shard_plan(const std::vector<ParamTensor>& 
 Status write_random_checkpoint(const Config& config, const std::string& folder, uint64_t seed, int64_t shards,
                                ThreadPool& pool, const LoadProgress& progress) {
   K3_TRY(check_sizes(config));
+  if (config.trunk_int8) return fail(Code::unsupported, "a random model cannot have an 8-bit trunk; convert one");
   std::vector<ParamTensor> tensors;
   int64_t total = 0;
   for_each_tensor(config, [&](const ParamTensor& t) {

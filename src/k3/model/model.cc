@@ -93,6 +93,7 @@ Runner::Runner(const Model& model, ThreadPool& pool, const RunnerOptions& option
   ctx_.isa = options.isa;
   ctx_.policy = options.policy;
   ctx_.deterministic = options.deterministic;
+  ctx_.int8_activations = options.int8_activations;
 }
 
 Result<Runner> Runner::create(const Model& model, ThreadPool& pool, const RunnerOptions& wanted) {

@@ -69,6 +69,7 @@ struct RunnerOptions {
   ops::Policy policy = ops::Policy::bf16;
   ops::Isa isa = ops::detect_isa();
   bool deterministic = false;
+  bool int8_activations = false;  // ops/ctx.h
   int64_t sequences = 1;
   int64_t ctx_tokens = 8192;
   int64_t chunk_tokens = 512;  // most tokens of one forward; bounds the workspace

@@ -162,6 +162,20 @@ std::string_view component_name(Component component) {
   return "?";
 }
 
+bool may_be_int8(const ParamFamily& family, const Config& config) {
+  if (!family.matrix || family.store != P::bf16) return false;
+  if (family.id == ParamId::mla_kv_b_proj || family.id == ParamId::kda_b_proj) return false;
+  switch (family.component) {
+    case C::kda:
+    case C::mla:
+    case C::shared_experts:
+    case C::latent:
+    case C::dense_mlp:
+    case C::lm_head: return family.shape(config)[1] % 32 == 0;
+    default: return false;
+  }
+}
+
 std::span<const ParamFamily> param_table() { return table(); }
 
 const ParamFamily& param_family(ParamId id) {
@@ -223,6 +237,17 @@ void for_each_tensor(const Config& config, const std::function<void(const ParamT
     tensor.expert = expert;
     tensor.params = 1;
     for (const int64_t d : tensor.dims) tensor.params *= d;
+    if (config.trunk_int8 && may_be_int8(family, config)) {
+      const int64_t groups = tensor.dims[1] / 32;
+      tensor.dtype = DType::i8;
+      visit(tensor);
+      tensor.dtype = DType::u8;
+      tensor.name += "_scale";
+      tensor.dims[1] = groups;
+      tensor.params = 0;
+      visit(tensor);
+      return;
+    }
     if (family.store != ParamStore::expert || !config.experts_mxfp4) {
       visit(tensor);
       return;

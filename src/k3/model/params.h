@@ -135,10 +135,15 @@ struct ParamFamily {
   ParamInit init;
 };
 
+// Large matrices that `convert --trunk int8` packs and that may be I8 in a checkpoint: projections, dense MLP, shared
+// experts, latent projections, lm_head. Not: the router (decides, in FP32), kv_b (absorbed attention reads it transposed),
+// b_proj (a row per head), the embedding (rows are copied).
+bool may_be_int8(const ParamFamily& family, const Config& config);
+
 std::span<const ParamFamily> param_table();
 const ParamFamily& param_family(ParamId id);
 
-// The tensor's full name; for packed experts without "_packed" / "_scale".
+// The tensor's full name; for packed experts without "_packed" / "_scale", for I8 matrices without "_scale".
 std::string param_name(const Config& config, ParamId id, int64_t layer = -1, int64_t expert = -1);
 
 // A tensor of a checkpoint in the released layout.
@@ -159,7 +164,7 @@ struct ParamTensor {
 void for_each_param(const Config& config,
                     const std::function<void(const ParamFamily&, int64_t layer, int64_t expert)>& visit);
 
-// Visits every stored tensor; a packed expert matrix gives two.
+// Visits every stored tensor; a packed expert matrix gives two, so does one of an 8-bit trunk.
 void for_each_tensor(const Config& config, const std::function<void(const ParamTensor&)>& visit);
 
 }  // namespace k3

@@ -34,6 +34,7 @@ ComponentTotals totals_of(const Config& c, const ParamFamily& family) {
   if (family.store == ParamStore::expert && c.experts_mxfp4) {
     return {2 * count, values * count, (values / 2 + values / 32) * count};
   }
+  if (c.trunk_int8 && may_be_int8(family, c)) return {2 * count, values * count, (values + values / 32) * count};
   const bool wide = family.store == ParamStore::f32 || (family.store == ParamStore::small && c.nested);
   // A zero-padded A_log counts as stored, as the released totals do.
   return {count, values * count, values * count * (wide ? 4 : 2)};
@@ -113,7 +114,8 @@ Status use_stored_sizes(const Checkpoint& checkpoint, const Config& config, Mode
     const bool packed = family.store == ParamStore::expert && checkpoint.contains(name + "_packed");
     int64_t size = 0, tensors = 0;
     for (const char* suffix : {"", "_packed", "_scale"}) {
-      if ((*suffix != '\0') != packed) continue;
+      const bool scale = *suffix != '\0' && may_be_int8(family, config) && checkpoint.contains(name + suffix);
+      if ((*suffix != '\0') != packed && !scale) continue;
       const auto info = checkpoint.find(name + suffix);
       if (!info.ok()) {
         status = info.error();

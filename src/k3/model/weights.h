@@ -4,7 +4,7 @@
 // Purpose, memory: WeightSet owns every byte (one arena per layer plus one for the rest); the views inside stay
 // valid as long as it lives and are immutable after load.
 // Errors: load_weights names shard, tensor and fact: missing tensor, shape against config, dtype, A_log padding
-// that is not zero, MXFP4 scale bytes >= 253.
+// that is not zero, MXFP4 scale bytes >= 253, 8-bit trunk: no trunk_quantization, scale bytes of 255.
 // Source: model.md 2.2-2.5, 3.
 #pragma once
 

@@ -1,5 +1,7 @@
 #include "k3/model/wiring.h"
 
+#include <algorithm>
+
 #include "k3/ops/mxfp4/mxfp4.h"
 
 namespace k3 {
@@ -28,6 +30,12 @@ Status finish_job(const Checkpoint& checkpoint, const ReadJob& job, const std::b
     convert_to_float(stored, job.info.dtype, job.info.count(), reinterpret_cast<float*>(job.target));
   } else if (job.packed) {
     ops::mxfp4_relayout(reinterpret_cast<uint8_t*>(job.target), job.info.dims[0], job.info.dims[1] * 2);
+  } else if (job.int8_scales) {
+    const std::span<const std::byte> scales(job.target, static_cast<size_t>(job.info.size_bytes));
+    const auto bad = std::find(scales.begin(), scales.end(), std::byte{255});
+    if (bad == scales.end()) return {};
+    return fail(Code::corrupt, "{}: tensor '{}': scale byte {} is 255, which is no number",
+                checkpoint.shard_file(job.info.shard), job.name, bad - scales.begin());
   } else if (job.scales) {
     const std::span<const std::byte> scales(job.target, static_cast<size_t>(job.info.size_bytes));
     return check_scales(checkpoint.shard_file(job.info.shard), job.name, scales, job.info.dims[1]);
@@ -108,6 +116,7 @@ Status ArenaPlan::matrix(ParamId id, int64_t layer, int64_t expert, ops::Weight&
     case DType::bf16: out.scheme = ops::Scheme::bf16; break;
     case DType::f16: out.scheme = ops::Scheme::f16; break;
     case DType::f32: out.scheme = ops::Scheme::f32; break;
+    case DType::i8: return int8(param_family(id), name, info, out);
     default: return dtype_error(name, info);
   }
   std::byte* at = place_read(info, SlackPlacer::Align::file);
@@ -131,6 +140,28 @@ Status ArenaPlan::packed(const std::string& name, const std::vector<int64_t>& di
   out.scales = reinterpret_cast<const uint8_t*>(scales_at);
   jobs_.push_back({name + "_packed", codes, at, nullptr, false, false, true});
   jobs_.push_back({name + "_scale", scales, scales_at, nullptr, false, true, false});
+  return {};
+}
+
+// A matrix of an 8-bit trunk; `out` has its shape. I8 alone could mean any scheme, so the config must name ours.
+Status ArenaPlan::int8(const ParamFamily& family, const std::string& name, const TensorInfo& codes, ops::Weight& out) {
+  const std::string& file = checkpoint_.shard_file(codes.shard);
+  if (!config_.trunk_int8) {
+    return fail(Code::corrupt, "{}: tensor '{}' is I8, but the config has no trunk_quantization", file, name);
+  }
+  if (!may_be_int8(family, config_)) return fail(Code::unsupported, "{}: tensor '{}' cannot be I8", file, name);
+  K3_TRY_ASSIGN(const TensorInfo scales, find(name + "_scale", {out.rows, out.cols / 32}));
+  if (scales.dtype != DType::u8) {
+    return fail(Code::corrupt, "{}: tensor '{}_scale' is {}; scale bytes are U8", checkpoint_.shard_file(scales.shard), name,
+                dtype_name(scales.dtype));
+  }
+  out.scheme = ops::Scheme::i8;
+  std::byte* at = place_read(codes, SlackPlacer::Align::file);
+  std::byte* scales_at = place_read(scales, SlackPlacer::Align::file);
+  out.data = at;
+  out.scales = reinterpret_cast<const uint8_t*>(scales_at);
+  jobs_.push_back({name, codes, at, nullptr, false, false, false});
+  jobs_.push_back({name + "_scale", scales, scales_at, nullptr, false, false, false, true});
   return {};
 }
 

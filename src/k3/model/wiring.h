@@ -20,7 +20,8 @@ struct ReadJob {
   std::byte* stored = nullptr;  // null without widening, and where the arena keeps no room for it
   bool widen = false;
   bool scales = false;
-  bool packed = false;  // MXFP4 codes, brought into the order of memory
+  bool packed = false;       // MXFP4 codes, brought into the order of memory
+  bool int8_scales = false;  // of an 8-bit trunk
 
   bool needs_widening() const { return widen && info.dtype != DType::f32; }
 };
@@ -82,6 +83,7 @@ class ArenaPlan {
   Result<TensorInfo> find(const std::string& name, const std::vector<int64_t>& dims) const;
   Error dtype_error(const std::string& name, const TensorInfo& info) const;
   Status packed(const std::string& name, const std::vector<int64_t>& dims, ops::Weight& out);
+  Status int8(const ParamFamily& family, const std::string& name, const TensorInfo& codes, ops::Weight& out);
   Status widened(const std::string& name, const TensorInfo& info, std::initializer_list<int64_t> dims, Tensor& out);
 
   const Checkpoint& checkpoint_;

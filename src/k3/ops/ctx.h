@@ -28,6 +28,9 @@ struct Ctx {
   // Every token is computed by the same arithmetic whatever the phase, the chunking, the neighbours and the
   // thread count: recurrent KDA, absorbed MLA, fixed-order row-wise products.
   bool deterministic = false;
+  // Lossy: inputs of products with 8-bit and MXFP4 weights are rounded to 8 bits in groups of 32 (int8_dots.h). Products in
+  // full precision and those with other weights are as ever.
+  bool int8_activations = false;
   Tape* tape = nullptr;
 };
 

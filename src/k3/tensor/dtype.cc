@@ -11,12 +11,13 @@
 namespace k3 {
 namespace {
 
-constexpr std::array<std::pair<DType, std::string_view>, 7> kNames = {{
+constexpr std::array<std::pair<DType, std::string_view>, 8> kNames = {{
     {DType::f32, "F32"},
     {DType::bf16, "BF16"},
     {DType::f16, "F16"},
     {DType::f8_e4m3, "F8_E4M3"},
     {DType::u8, "U8"},
+    {DType::i8, "I8"},
     {DType::i32, "I32"},
     {DType::i64, "I64"},
 }};
@@ -92,6 +93,7 @@ void convert_to_float(const void* source, DType dtype, int64_t count, float* out
       return;
     }
     case DType::u8:
+    case DType::i8:
     case DType::i32:
     case DType::i64: break;
   }

@@ -46,8 +46,17 @@ Status feed_all(Runner& runner, const std::vector<std::vector<int32_t>>& ids, in
   return {};
 }
 
-std::string settings_label(const BenchCase& test, bool deterministic) {
-  return deterministic ? test.policy + " deterministic" : test.policy;
+// Settings that change results beyond the rounding of a policy.
+std::string lossy_label(const ComputeOptions& compute, const Config& config) {
+  std::string label = config.trunk_int8 ? "int8 trunk" : "";
+  if (compute.act == "int8") label += label.empty() ? "int8 act" : ", int8 act";
+  return label;
+}
+
+// "bf16", "exact deterministic", "bf16, int8 trunk, int8 act".
+std::string settings_label(const BenchCase& test, const ComputeOptions& compute, const Config& config) {
+  const std::string lossy = lossy_label(compute, config);
+  return test.policy + (compute.deterministic ? " deterministic" : "") + (lossy.empty() ? "" : ", " + lossy);
 }
 
 // Everything that the tests of one run share.
@@ -82,7 +91,7 @@ class Bench {
   std::optional<Progress> bar_;
   int64_t runs_done_ = 0;
   double direct_rate_ = 0;                           // of the disk, for a model that is read from it
-  std::map<std::string, PerplexityResult> quality_;  // by policy: threads do not change it
+  std::map<std::string, PerplexityResult> quality_;  // by settings: threads do not change it
 };
 
 CostModel cost_of(const Config& config, const ModelSummary& summary, const std::string& policy) {
@@ -96,8 +105,14 @@ ops::Unit unit_of(const std::string& policy, ops::Isa isa) {
 
 BenchHeading Bench::heading(ops::Isa isa) const {
   const StepCost step = decode_cost(cost_of(loaded_.model->config(), summary_, options_.policies.front()), 1, 0, 1);
-  return {options_.model, std::string(ops::isa_name(isa)), summary_.total.params, summary_.active_bytes, step.bytes(),
-          step.flops(),   options_.compute.deterministic};
+  return {options_.model,
+          std::string(ops::isa_name(isa)),
+          summary_.total.params,
+          summary_.active_bytes,
+          step.bytes(),
+          step.flops(),
+          options_.compute.deterministic,
+          lossy_label(options_.compute, loaded_.model->config())};
 }
 
 Result<RunnerOptions> Bench::group_options(const BenchCase& first, const std::vector<BenchCase>& cases) const {
@@ -126,7 +141,7 @@ Status Bench::repetition(const BenchCase& test, const Group& group, double& seco
 Result<BenchResult> Bench::run_case(const BenchCase& test, const Group& group) {
   BenchResult result;
   result.test = test;
-  result.settings = settings_label(test, options_.compute.deterministic);
+  result.settings = settings_label(test, options_.compute, loaded_.model->config());
   result.unit = ops::unit_name(group.unit);
   result.quality = group.quality;
   result.cost = test.phase == Phase::decode
@@ -167,11 +182,12 @@ Result<BenchResult> Bench::run_case(const BenchCase& test, const Group& group) {
 Result<std::optional<PerplexityResult>> Bench::quality_of(const BenchCase& test, ThreadPool& pool,
                                                           const RunnerOptions& run) {
   if (!quality_text_) return std::optional<PerplexityResult>();
-  const auto known = quality_.find(test.policy);
+  const std::string key = settings_label(test, options_.compute, loaded_.model->config());
+  const auto known = quality_.find(key);
   if (known != quality_.end()) return std::optional(known->second);
   K3_TRY_ASSIGN(const PerplexityResult result,
                 measure_perplexity(*loaded_.model, pool, run, *quality_text_, kQualityWindow, {}));
-  quality_[test.policy] = result;
+  quality_[key] = result;
   return std::optional(result);
 }
 

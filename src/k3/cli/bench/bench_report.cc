@@ -50,6 +50,7 @@ std::string heading_text(const BenchHeading& h, const std::vector<BenchCase>& ca
   }
   if (!varies(cases, [](const BenchCase& c) { return c.policy; })) text += ", " + first.policy;
   if (h.deterministic) text += ", deterministic";
+  if (!h.lossy.empty()) text += ", " + h.lossy;
   return text +
          fmt::format("\na decoded token reads {:.0f} MB and takes {:.2f} GFLOP\n", h.step_bytes / 1e6, h.step_flops / 1e9);
 }
@@ -195,7 +196,8 @@ void BenchReport::print_json(const CeilingMeter* ceilings) const {
       .field("parameters", heading_.parameters)
       .field("active_bytes", heading_.active_bytes)
       .field("isa", heading_.isa)
-      .field("deterministic", heading_.deterministic);
+      .field("deterministic", heading_.deterministic)
+      .field("lossy", heading_.lossy);
   w.key("results").begin_array();
   for (const BenchResult& r : results_) write_result(w, r);
   w.end_array();

@@ -18,7 +18,7 @@ namespace k3::cli {
 
 struct BenchResult {
   BenchCase test;
-  std::string settings;  // "bf16", "exact", "bf16 deterministic": what a row is labelled with
+  std::string settings;  // "bf16", "exact deterministic", "bf16, int8 trunk, int8 act": what a row is labelled with
   StepCost cost;         // of one repetition
   Samples seconds;
   Samples share;  // of the floor, by the ceilings around each repetition; empty without ceilings
@@ -36,6 +36,7 @@ struct BenchHeading {
   int64_t parameters = 0, active_bytes = 0;
   double step_bytes = 0, step_flops = 0;  // of one decoded token of one sequence
   bool deterministic = false;
+  std::string lossy;  // "int8 trunk, int8 act"; empty when nothing is
 };
 
 class BenchReport {

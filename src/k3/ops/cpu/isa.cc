@@ -49,7 +49,7 @@ Isa detect() {
                       __builtin_cpu_supports("avx512vl") != 0 && __builtin_cpu_supports("avx512dq") != 0 &&
                       __builtin_cpu_supports("avx512vbmi") != 0;
   if (!avx512) return Isa::avx2;
-  if (!has_avx512_bf16()) return Isa::avx512;
+  if (!has_avx512_bf16() || __builtin_cpu_supports("avx512vnni") == 0) return Isa::avx512;
   return has_amx_bf16() ? Isa::amx : Isa::avx512bf16;
 }
 #else

@@ -4,7 +4,8 @@
 // Memory:   none.
 // Threads:  pure functions.
 // Errors:   isa_from_name: nullopt for an unknown name.
-// Source:   CPUID and XGETBV. avx512bf16 has the BF16 dot product (Zen 4, Cooper Lake), amx the BF16 tiles as well (Sapphire
+// Source:   CPUID and XGETBV. avx512bf16 has the BF16 and the 8-bit dot product (Zen 4, Cooper Lake), amx the BF16 tiles as
+// well (Sapphire
 //           Rapids); a level implies all lower ones.
 #pragma once
 

@@ -10,7 +10,8 @@ DType dtype_of(Scheme scheme) {
     case Scheme::bf16: return DType::bf16;
     case Scheme::f16: return DType::f16;
     case Scheme::f32:
-    case Scheme::mxfp4: break;
+    case Scheme::mxfp4:
+    case Scheme::i8: break;
   }
   return DType::f32;
 }
@@ -18,7 +19,7 @@ DType dtype_of(Scheme scheme) {
 }  // namespace
 
 void embedding(const Weight& table, std::span<const int32_t> ids, const Tensor& out) noexcept {
-  K3_CHECK(table && table.scheme != Scheme::mxfp4, "embedding: the table must be f32, bf16 or f16");
+  K3_CHECK(table && !scheme_has_scales(table.scheme), "embedding: the table must be f32, bf16 or f16");
   K3_CHECK(
       out.rank == 2 && out.dtype == DType::f32 && out.dim(0) == static_cast<int64_t>(ids.size()) && out.dim(1) == table.cols,
       "embedding: out {} for {} ids of width {}", out.shape_text(), ids.size(), table.cols);

@@ -1,5 +1,5 @@
 // Purpose:  the row-wise product on BF16 inputs by the BF16 dot instruction: y[t, o] = sum_i x[t, i] w[o, i].
-// Shapes:   x: `tokens` row pointers to cols BF16 numbers in their natural order; w [.., cols], scheme bf16 or mxfp4;
+// Shapes:   x: `tokens` row pointers to cols BF16 numbers in their natural order; w [.., cols], scheme bf16, mxfp4 or i8;
 //           y: `tokens` row pointers.
 // Units:    none.
 // Memory:   y[t][row - y_origin] is overwritten for rows [row_begin, row_end). Rows of x are best kDotsPad apart from a
@@ -37,7 +37,7 @@ struct DotsJob {
   int64_t row_end = 0;
   float* const* y = nullptr;
   int64_t y_origin = 0;
-  uint16_t* panel = nullptr;  // kDotsPanelElements, 64-byte aligned: decoded MXFP4 while many tokens pass over it
+  uint16_t* panel = nullptr;  // kDotsPanelElements, 64-byte aligned: decoded weights while many tokens pass over it
 };
 
 // The dot product is there, pays, and the weight's scheme is bf16 or mxfp4. On Zen 4 it does twice the work of an FP32
@@ -45,6 +45,11 @@ struct DotsJob {
 // tiles for any number of tokens.
 constexpr bool dots_can(Isa isa, Scheme scheme) {
   return isa == Isa::avx512bf16 && (scheme == Scheme::bf16 || scheme == Scheme::mxfp4);
+}
+
+// Weights of scheme i8 are exact in BF16 too. For a few tokens the row kernel has less to do; it sums in another order.
+constexpr bool dots_can_many(Isa isa, Scheme scheme, int64_t tokens) {
+  return isa >= Isa::avx512bf16 && scheme == Scheme::i8 && tokens > 4;
 }
 
 void dots_avx512bf16(const DotsJob& job) noexcept;

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "k3/ops/gemm/dots.h"
+#include "k3/ops/gemm/i8_words_avx512.h"
 #include "k3/ops/gemm/mx_words_avx512.h"
 
 namespace k3::ops {
@@ -252,7 +253,8 @@ constexpr int64_t kTileTokens = 6;
 
 void decode_panel(const DotsJob& job, int64_t row0, int64_t row1, int64_t k0, int64_t columns) {
   for (int64_t row = row0; row < row1; ++row) {
-    mx_decode(job.w, row, k0, columns, job.panel + (row - row0) * kDotsPanelStride);
+    uint16_t* out = job.panel + (row - row0) * kDotsPanelStride;
+    job.w.scheme == Scheme::i8 ? i8_decode(job.w, row, k0, columns, out) : mx_decode(job.w, row, k0, columns, out);
   }
 }
 
@@ -273,7 +275,7 @@ void blocked(const DotsJob& job) {
       const int64_t columns = std::min(kDotsBlock, job.w.cols - k0);
       const uint16_t* w = job.panel;
       int64_t stride = kDotsPanelStride;
-      if (job.w.scheme == Scheme::mxfp4) {
+      if (scheme_has_scales(job.w.scheme)) {
         decode_panel(job, row0, row1, k0, columns);
       } else {
         w = reinterpret_cast<const uint16_t*>(row_of(job, row0)) + k0;
@@ -293,6 +295,7 @@ void blocked(const DotsJob& job) {
 
 void dots_avx512bf16(const DotsJob& job) noexcept {
   if (job.tokens == 0 || job.row_begin >= job.row_end) return;
+  if (job.w.scheme == Scheme::i8) return blocked(job);
   static_assert(kDirectTokens == 4);
   switch (job.tokens) {
     case 1: return direct<8, 1>(job);

@@ -6,6 +6,7 @@
 #include "k3/base/check.h"
 #include "k3/base/numa/numa_plan.h"
 #include "k3/ops/gemm/dots.h"
+#include "k3/ops/gemm/int8_dots.h"
 #include "k3/ops/gemm/rows.h"
 #include "k3/ops/gemm/tiles.h"
 
@@ -66,6 +67,19 @@ class Inputs {
     return bf16_;
   }
 
+  // In 8 bits.
+  const uint8_t* const* int8() {
+    if (int8_ != nullptr) return int8_;
+    const int64_t tokens = x_.dim(0), cols = x_.dim(1), stride = int8_row_bytes(cols);
+    auto* data = static_cast<uint8_t*>(ctx_.workspace->bytes(tokens * stride));
+    int8_ = static_cast<const uint8_t**>(ctx_.workspace->bytes(tokens * int64_t{sizeof(uint8_t*)}));
+    for (int64_t t = 0; t < tokens; ++t) int8_[t] = data + t * stride;
+    over_tokens(ctx_, x_, [&](int64_t begin, int64_t end) {
+      for (int64_t t = begin; t < end; ++t) int8_quantise_row(x_.row(t), 0, cols, cols, data + t * stride);
+    });
+    return int8_;
+  }
+
   // Packed for the tile unit.
   const uint16_t* tiles() {
     if (tiles_ != nullptr) return tiles_;
@@ -82,16 +96,19 @@ class Inputs {
   const Tensor& x_;
   const float** floats_[4] = {};
   const uint16_t** bf16_ = nullptr;
+  const uint8_t** int8_ = nullptr;
   const uint16_t* tiles_ = nullptr;
 };
 
 // One weight of the call: the kernel that takes it and its place on the line of all rows.
 struct Part {
-  enum class Kernel { rows, dots, tiles, dense_tiles } kernel = Kernel::rows;
+  enum class Kernel { rows, dots, tiles, dense_tiles, int8 } kernel = Kernel::rows;
   RowsJob rows;
   DotsJob dots;
   TilesJob tiles;
   DenseTilesJob dense;
+  Int8Job int8;
+  Int8Fn int8_fn = nullptr;
   int64_t row_cost = 1;  // bytes: what a row costs when tokens are few; when they are many, near enough
   int64_t start = 0;     // where the part begins on the line
   int64_t count = 0;     // its rows
@@ -102,6 +119,7 @@ struct Part {
       case Kernel::dots: return kDotsRowGrain;
       case Kernel::tiles:
       case Kernel::dense_tiles: return kTilesRows;
+      case Kernel::int8: return kInt8RowGrain;
     }
     return 1;
   }
@@ -114,6 +132,7 @@ struct Part {
       case Kernel::dots: return dots_avx512bf16(range(dots, begin, end, static_cast<uint16_t*>(panel)));
       case Kernel::tiles: return tiles_amx(range(tiles, begin, end, static_cast<uint16_t*>(panel)));
       case Kernel::dense_tiles: return dense_tiles_amx(range(dense, begin, end, static_cast<uint16_t*>(panel)));
+      case Kernel::int8: return int8_fn(range(int8, begin, end, static_cast<uint8_t*>(panel)));
     }
   }
 
@@ -134,7 +153,12 @@ Part make_part(const Ctx& ctx, Inputs& inputs, const Tensor& x, const LinearPart
   part.row_cost = scheme_row_bytes(p.w.scheme, p.w.cols);
   float* const* y = row_pointers<float>(*ctx.workspace, p.y);
   const int64_t tokens = x.dim(0);
-  if (round && !ctx.deterministic && tokens >= kDenseTilesFrom && tiles_can(ctx.isa, p.w) && p.w.scheme == Scheme::bf16) {
+  if (ctx.int8_activations && !p.full_precision && int8_can(p.w.scheme)) {
+    part.kernel = Part::Kernel::int8;
+    part.int8 = {.x = inputs.int8(), .tokens = tokens, .w = p.w, .y = y, .by_rows = ctx.deterministic};
+    part.int8_fn = int8_fn(ctx.isa);
+  } else if (round && !ctx.deterministic && tokens >= kDenseTilesFrom && tiles_can(ctx.isa, p.w) &&
+             p.w.scheme == Scheme::bf16) {
     part.kernel = Part::Kernel::dense_tiles;
     part.dense = {.x = inputs.bf16()[0],
                   .x_stride = dots_stride(x.dim(1)),
@@ -145,7 +169,8 @@ Part make_part(const Ctx& ctx, Inputs& inputs, const Tensor& x, const LinearPart
   } else if (round && tiles_can(ctx.isa, p.w) && (tokens >= kTilesFrom || ctx.deterministic)) {
     part.kernel = Part::Kernel::tiles;
     part.tiles = {.x = inputs.tiles(), .tokens = tokens, .w = p.w, .y = y};
-  } else if (round && dots_can(ctx.isa, p.w.scheme)) {
+  } else if (round &&
+             (dots_can(ctx.isa, p.w.scheme) || (!ctx.deterministic && dots_can_many(ctx.isa, p.w.scheme, tokens)))) {
     part.kernel = Part::Kernel::dots;
     part.dots = {.x = inputs.bf16(), .tokens = tokens, .w = p.w, .y = y};
   } else {
@@ -154,8 +179,8 @@ Part make_part(const Ctx& ctx, Inputs& inputs, const Tensor& x, const LinearPart
   return part;
 }
 
-constexpr int64_t kPanelBytes =
-    std::max<int64_t>({kPanelFloats * int64_t{4}, kDotsPanelElements * int64_t{2}, kTilesPanelElements * int64_t{2}});
+constexpr int64_t kPanelBytes = std::max<int64_t>(
+    {kPanelFloats * int64_t{4}, kDotsPanelElements* int64_t{2}, kTilesPanelElements* int64_t{2}, kInt8PanelBytes});
 
 void run_parts(const Ctx& ctx, std::span<Part> parts, int64_t tokens, int64_t cols) {
   int64_t line = 0, products = 0;
@@ -180,8 +205,8 @@ void check_part(const Tensor& x, const LinearPart& p) {
   check_matrix(x, p.w.cols, "x");
   check_matrix(p.y, p.w.rows, "y");
   K3_CHECK(x.dim(0) == p.y.dim(0), "linear: x {} and y {}", x.shape_text(), p.y.shape_text());
-  K3_CHECK(p.w.scheme != Scheme::mxfp4 || (p.w.cols % 32 == 0 && p.w.scales != nullptr),
-           "linear: mxfp4 weight of {} columns", p.w.cols);
+  K3_CHECK(!scheme_has_scales(p.w.scheme) || (p.w.cols % 32 == 0 && p.w.scales != nullptr),
+           "linear: weight of {} columns with scales", p.w.cols);
 }
 
 }  // namespace
@@ -204,7 +229,7 @@ void linear(const Ctx& ctx, const Tensor& x, const Weight& w, const Tensor& y, L
 
 void linear_transposed(const Ctx& ctx, const Tensor& x, const Weight& w, const Tensor& y) noexcept {
   K3_CHECK(w && w.rows > 0 && w.cols > 0, "linear_transposed: weight of {} x {}", w.rows, w.cols);
-  K3_CHECK(w.scheme != Scheme::mxfp4, "linear_transposed: mxfp4 weights are not supported");
+  K3_CHECK(!scheme_has_scales(w.scheme), "linear_transposed: mxfp4 and i8 weights are not supported");
   check_matrix(x, w.rows, "x");
   check_matrix(y, w.cols, "y");
   K3_CHECK(x.dim(0) == y.dim(0), "linear_transposed: x {} and y {}", x.shape_text(), y.shape_text());

@@ -9,6 +9,7 @@
 //           |y - ref| <= 2e-6 * sum_i |x_i w_i|, the bound
 //           of FP32 rounding for 16-lane partial sums; BF16 dots and tiles accumulate in FP32 too.
 //           In bf16 on avx512bf16 weights under 2^-123 in MXFP4 count as zero (dots.h).
+//           With Ctx::int8_activations products of i8 and mxfp4 weights are those of int8_dots.h, with its tolerance.
 //           In deterministic (and in exact) each y[t, o] is one fixed-order sum over i whatever T is.
 #pragma once
 

@@ -11,10 +11,10 @@ namespace {
 
 // Args: tokens, in, out, threads. Enough copies of the weight are cycled through to defeat the caches where bytes count (T
 // <= 16).
-void run(benchmark::State& state, Scheme scheme, Isa isa) {
+void run(benchmark::State& state, Scheme scheme, Isa isa, bool int8 = false) {
   if (isa > detect_isa()) return state.SkipWithError("instruction set not available");
   const int64_t tokens = state.range(0), in = state.range(1), out = state.range(2);
-  const int64_t bytes = scheme_row_bytes(scheme, in) * out, scale_bytes = scheme == Scheme::mxfp4 ? in * out / 32 : 0;
+  const int64_t bytes = scheme_row_bytes(scheme, in) * out, scale_bytes = scheme_has_scales(scheme) ? in * out / 32 : 0;
   const int64_t copies = tokens <= 16 ? std::max<int64_t>(1, (int64_t{600} << 20) / bytes) : 1;
   Storage data = Storage::allocate(bytes * copies).value();
   Storage scales = Storage::allocate(scale_bytes * copies + 64).value();
@@ -27,8 +27,11 @@ void run(benchmark::State& state, Scheme scheme, Isa isa) {
   std::vector<float> x = random_normal(tokens * in, 1), y(static_cast<size_t>(tokens * out));
   ThreadPool pool(static_cast<int>(state.range(3)));
   Workspace workspace;
-  const Ctx ctx{
-      .pool = &pool, .workspace = &workspace, .isa = isa, .policy = isa >= Isa::avx512bf16 ? Policy::bf16 : Policy::exact};
+  const Ctx ctx{.pool = &pool,
+                .workspace = &workspace,
+                .isa = isa,
+                .policy = isa >= Isa::avx512bf16 ? Policy::bf16 : Policy::exact,
+                .int8_activations = int8};
   int64_t copy = 0;
   for (auto _ : state) {
     const Weight w{data.data() + copy * bytes, reinterpret_cast<const uint8_t*>(scales.data() + copy * scale_bytes), scheme,
@@ -40,7 +43,7 @@ void run(benchmark::State& state, Scheme scheme, Isa isa) {
     copy = (copy + 1) % copies;
     benchmark::ClobberMemory();
   }
-  static constexpr const char* kNames[] = {"f32", "bf16", "f16", "mxfp4"};
+  static constexpr const char* kNames[] = {"f32", "bf16", "f16", "mxfp4", "i8"};
   state.SetLabel(kNames[static_cast<size_t>(scheme)]);
   using benchmark::Counter;
   state.counters["GFLOP/s"] = Counter(2e-9 * static_cast<double>(tokens * in * out), Counter::kIsIterationInvariantRate);
@@ -63,6 +66,13 @@ BENCHMARK_CAPTURE(run, avx512_f16, Scheme::f16, Isa::avx512)->Apply(shapes);
 BENCHMARK_CAPTURE(run, avx512_mxfp4, Scheme::mxfp4, Isa::avx512)->Apply(shapes);
 BENCHMARK_CAPTURE(run, avx512bf16_mxfp4, Scheme::mxfp4, Isa::avx512bf16)->Apply(shapes);
 BENCHMARK_CAPTURE(run, avx512bf16_bf16, Scheme::bf16, Isa::avx512bf16)->Apply(shapes);
+BENCHMARK_CAPTURE(run, avx512_i8, Scheme::i8, Isa::avx512)->Apply(shapes);
+BENCHMARK_CAPTURE(run, avx512bf16_i8, Scheme::i8, Isa::avx512bf16)->Apply(shapes);
+BENCHMARK_CAPTURE(run, avx2_i8, Scheme::i8, Isa::avx2)->Apply(shapes);
+BENCHMARK_CAPTURE(run, avx512bf16_i8_int8, Scheme::i8, Isa::avx512bf16, true)->Apply(shapes);
+BENCHMARK_CAPTURE(run, avx512bf16_mxfp4_int8, Scheme::mxfp4, Isa::avx512bf16, true)->Apply(shapes);
+BENCHMARK_CAPTURE(run, avx2_i8_int8, Scheme::i8, Isa::avx2, true)->Apply(shapes);
+BENCHMARK_CAPTURE(run, avx2_mxfp4_int8, Scheme::mxfp4, Isa::avx2, true)->Apply(shapes);
 BENCHMARK_CAPTURE(run, amx_bf16, Scheme::bf16, Isa::amx)->Apply(shapes);
 BENCHMARK_CAPTURE(run, amx_mxfp4, Scheme::mxfp4, Isa::amx)->Apply(shapes);
 BENCHMARK_CAPTURE(run, avx2_bf16, Scheme::bf16, Isa::avx2)->Apply(shapes);

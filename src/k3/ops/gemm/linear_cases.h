@@ -29,7 +29,7 @@ inline const std::vector<LinearCase> kLinearCases = {
     {1, 33792, 3}, {64, 128, 96}, {33, 512, 70}, {25, 1536, 40}, {500, 64, 12},
 };
 
-inline const std::vector<Scheme> kSchemes = {Scheme::f32, Scheme::bf16, Scheme::f16, Scheme::mxfp4};
+inline const std::vector<Scheme> kSchemes = {Scheme::f32, Scheme::bf16, Scheme::f16, Scheme::mxfp4, Scheme::i8};
 
 struct OwnedWeight {
   std::vector<uint8_t> data, scales;
@@ -38,14 +38,14 @@ struct OwnedWeight {
   Weight view() const { return {data.data(), scales.empty() ? nullptr : scales.data(), scheme, rows, cols}; }
 };
 
-// Normal values of deviation 0.05; mxfp4: random codes, scale bytes 118..124 (as in the released checkpoint, wider).
+// Normal values of deviation 0.05; mxfp4 and i8: random codes, scale bytes 118..124 (as in the released checkpoint, wider).
 inline OwnedWeight random_weight(Scheme scheme, int64_t rows, int64_t cols, uint64_t seed) {
   OwnedWeight w{.data = std::vector<uint8_t>(static_cast<size_t>(scheme_row_bytes(scheme, cols) * rows)),
                 .scales = {},
                 .scheme = scheme,
                 .rows = rows,
                 .cols = cols};
-  if (scheme == Scheme::mxfp4) {
+  if (scheme_has_scales(scheme)) {
     const Rng rng(seed, 5);
     for (size_t i = 0; i < w.data.size(); ++i) w.data[i] = static_cast<uint8_t>(rng.bits(i));
     w.scales.resize(static_cast<size_t>(rows * cols / kMxGroup));

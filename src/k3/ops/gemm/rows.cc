@@ -6,6 +6,7 @@
 
 #include "k3/ops/cpu/vec_portable.h"
 #include "k3/ops/gemm/rows_kernel.h"
+#include "k3/ops/int8/int8.h"
 #include "k3/ops/mxfp4/mxfp4.h"
 #include "k3/tensor/dtype.h"
 
@@ -79,6 +80,32 @@ struct RowVecPortable : VecPortable {
       for (int v = 0; v < 4; ++v, p += 4) {
         w[v] = F{kCodes[p[0] & 15], kCodes[p[1] & 15], kCodes[p[2] & 15], kCodes[p[3] & 15]} * factor;
         w[v + 4] = F{kCodes[p[0] >> 4], kCodes[p[1] >> 4], kCodes[p[2] >> 4], kCodes[p[3] >> 4]} * factor;
+      }
+    }
+  };
+  // A step is a group of 32.
+  struct I8 {
+    static constexpr int kVectors = 8;
+    static constexpr bool kDense = false;
+    const int8_t* row[kTileRows];
+    const uint8_t* scales[kTileRows];
+
+    K3_VEC_INLINE void begin(const RowsJob& job, int64_t first, int64_t k0, int64_t) {
+      K3_UNROLL
+      for (int r = 0; r < kTileRows; ++r) {
+        const int64_t at = clamp_row(job, first + r) * job.w.cols + k0;
+        row[r] = static_cast<const int8_t*>(job.w.data) + at;
+        scales[r] = job.w.scales + at / kInt8Group;
+      }
+    }
+    K3_VEC_INLINE void prefetch(const RowsJob& job, int r, int64_t k) const { prefetch_far(row[r] + k, job); }
+    K3_VEC_INLINE void load(int r, int64_t k, F* w) const {
+      const F factor = set(int8_factor(scales[r][k / kInt8Group]));
+      const int8_t* p = row[r] + k;
+      K3_UNROLL
+      for (int v = 0; v < 8; ++v, p += 4) {
+        const F q = {static_cast<float>(p[0]), static_cast<float>(p[1]), static_cast<float>(p[2]), static_cast<float>(p[3])};
+        w[v] = q * factor;
       }
     }
   };

@@ -1,7 +1,7 @@
 // Purpose:  the one row-wise product kernel below linear and moe: y[t, o] = sum_i x[t, i] w[o, i].
 // Shapes:   x: `tokens` row pointers to cols floats; w [.., cols] in any scheme; y: `tokens` row pointers.
 //           For mxfp4 each group of 32 of x lies de-interleaved: 16 even elements, then 16 odd ones
-//           (prepare_rows), because a byte of the weight holds an even and an odd element.
+//           (prepare_rows), because a byte of the weight holds an even and an odd element. i8: the natural order.
 // Units:    none.
 // Memory:   y[t][row - y_origin] is overwritten for rows [row_begin, row_end); x and y must not overlap.
 // Threads:  pure functions; callers split rows over threads. panel is private to a call.
@@ -47,7 +47,7 @@ void rows_avx512(const RowsJob& job) noexcept;
 struct ColsJob {
   const float* const* x = nullptr;  // [tokens] rows of w.rows floats
   int64_t tokens = 0;
-  Weight w;  // not mxfp4
+  Weight w;  // not mxfp4, not i8
   int64_t col_begin = 0;
   int64_t col_end = 0;
   float* const* y = nullptr;  // [tokens] rows of w.cols floats

@@ -3,6 +3,7 @@
 
 #include "k3/ops/cpu/vec_math_avx2.h"
 #include "k3/ops/gemm/rows_kernel.h"
+#include "k3/ops/int8/int8.h"
 #include "k3/ops/mxfp4/mxfp4.h"
 
 namespace k3::ops {
@@ -96,6 +97,32 @@ struct RowVec256 : Vec256 {
       w[1] = value(b, table);
       w[2] = value(_mm256_srli_epi32(a, 4), table);
       w[3] = value(_mm256_srli_epi32(b, 4), table);
+    }
+  };
+  // A step is a group of 32.
+  struct I8 {
+    static constexpr int kVectors = 4;
+    static constexpr bool kDense = false;
+    const int8_t* row[kTileRows];
+    const uint8_t* scales[kTileRows];
+
+    K3_VEC_INLINE void begin(const RowsJob& job, int64_t first, int64_t k0, int64_t) {
+      K3_UNROLL
+      for (int r = 0; r < kTileRows; ++r) {
+        const int64_t at = clamp_row(job, first + r) * job.w.cols + k0;
+        row[r] = static_cast<const int8_t*>(job.w.data) + at;
+        scales[r] = job.w.scales + at / kInt8Group;
+      }
+    }
+    K3_VEC_INLINE void prefetch(const RowsJob& job, int r, int64_t k) const { prefetch_far(row[r] + k, job); }
+    K3_VEC_INLINE void load(int r, int64_t k, F* w) const {
+      const uint32_t s = scales[r][k / kInt8Group];
+      const F factor = _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int>((s > 6 ? s - 6 : 0) << 23)));
+      K3_UNROLL
+      for (int v = 0; v < 4; ++v) {
+        const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(row[r] + k + 8 * v));
+        w[v] = _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)), factor);
+      }
     }
   };
 };

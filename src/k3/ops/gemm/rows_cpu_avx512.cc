@@ -1,6 +1,7 @@
 // AVX-512 decoders and entry points of rows.h.
 #include "k3/ops/cpu/vec_math_avx512.h"
 #include "k3/ops/gemm/rows_kernel.h"
+#include "k3/ops/int8/int8.h"
 #include "k3/ops/mxfp4/mxfp4.h"
 
 namespace k3::ops {
@@ -81,6 +82,38 @@ struct RowVec512 : Vec512 {
       const __m512i bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(row[r] + k / 2)));
       w[0] = _mm512_permutexvar_ps(bytes, table);
       w[1] = _mm512_permutexvar_ps(_mm512_srli_epi32(bytes, 4), table);
+    }
+  };
+
+  // A step is a group of 32.
+  struct I8 {
+    static constexpr int kVectors = 2;
+    static constexpr bool kDense = false;
+    const int8_t* row[kTileRows];
+    alignas(64) float factor[kTileRows][kBlockCols / kInt8Group];
+
+    K3_VEC_INLINE void begin(const RowsJob& job, int64_t first, int64_t k0, int64_t columns) {
+      const int64_t groups = columns / kInt8Group;
+      K3_UNROLL
+      for (int r = 0; r < kTileRows; ++r) {
+        const int64_t at = clamp_row(job, first + r) * job.w.cols + k0;
+        row[r] = static_cast<const int8_t*>(job.w.data) + at;
+        const uint8_t* scales = job.w.scales + at / kInt8Group;
+        for (int64_t g = 0; g < groups; g += 16) {
+          const __mmask16 m = groups - g >= 16 ? static_cast<__mmask16>(0xFFFF) : mask(groups - g);
+          const __m128i s = _mm_subs_epu8(_mm_maskz_loadu_epi8(m, scales + g), _mm_set1_epi8(6));
+          _mm512_store_si512(factor[r] + g, _mm512_slli_epi32(_mm512_cvtepu8_epi32(s), 23));
+        }
+      }
+    }
+    K3_VEC_INLINE void prefetch(const RowsJob& job, int r, int64_t k) const { prefetch_far(row[r] + k, job); }
+    K3_VEC_INLINE void load(int r, int64_t k, F* w) const {
+      const F scale = set(factor[r][k / kInt8Group]);
+      K3_UNROLL
+      for (int v = 0; v < 2; ++v) {
+        const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(row[r] + k + 16 * v));
+        w[v] = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)), scale);
+      }
     }
   };
 };

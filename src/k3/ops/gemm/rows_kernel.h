@@ -26,6 +26,13 @@ K3_VEC_INLINE void prefetch_ahead(const void* p, const RowsJob& job) {
   __builtin_prefetch(static_cast<const char*>(p) + kTileRows * scheme_row_bytes(job.w.scheme, job.w.cols), 0, 2);
 }
 
+// Short rows: whole tiles on, but at least 8 KiB.
+K3_VEC_INLINE void prefetch_far(const void* p, const RowsJob& job) {
+  const int64_t tile = kTileRows * scheme_row_bytes(job.w.scheme, job.w.cols);
+  const int64_t ahead = tile >= 8192 ? tile : (8191 + tile) / tile * tile;
+  __builtin_prefetch(static_cast<const char*>(p) + ahead, 0, 2);
+}
+
 // Rows that are FP32 in memory: a weight of scheme f32, or the panel.
 template <class V>
 struct DecodeDense {
@@ -97,7 +104,7 @@ K3_VEC_INLINE void tile(const RowsJob& job, const float* const* x, const D& w, i
       }
     }
   }
-  if constexpr (D::kVectors == 1) {  // mxfp4 rows are whole groups
+  if constexpr (D::kVectors == 1) {  // rows with scales are whole groups
     if (k < columns) {
       K3_UNROLL
       for (int r = 0; r < kTileRows; ++r) {
@@ -254,7 +261,7 @@ void rows_with(const RowsJob& job) {
   rows_blocked<V, D>(job);
 }
 
-// Decoders of V: V::Bf16 and V::F16 (widen), V::Mx.
+// Decoders of V: V::Bf16 and V::F16 (widen), V::Mx, V::I8.
 template <class V>
 K3_VEC_INLINE void rows_any(const RowsJob& job) {
   if (job.tokens == 0 || job.row_begin >= job.row_end) return;
@@ -263,6 +270,7 @@ K3_VEC_INLINE void rows_any(const RowsJob& job) {
     case Scheme::bf16: return rows_with<V, Decode16<V, typename V::Bf16>>(job);
     case Scheme::f16: return rows_with<V, Decode16<V, typename V::F16>>(job);
     case Scheme::mxfp4: return rows_with<V, typename V::Mx>(job);
+    case Scheme::i8: return rows_with<V, typename V::I8>(job);
   }
 }
 
@@ -332,7 +340,8 @@ K3_VEC_INLINE void cols_any(const ColsJob& job) {
     case Scheme::f32: return cols_with<V, LoadF32<V>>(job);
     case Scheme::bf16: return cols_with<V, typename V::Bf16>(job);
     case Scheme::f16: return cols_with<V, typename V::F16>(job);
-    case Scheme::mxfp4: return;  // refused by the caller
+    case Scheme::mxfp4:
+    case Scheme::i8: return;  // refused by the caller
   }
 }
 

@@ -61,7 +61,7 @@ struct DenseTilesJob {
 inline constexpr int64_t kTilesFrom = 5;
 
 constexpr bool tiles_can(Isa isa, const Weight& w) {
-  return isa >= Isa::amx && (w.scheme == Scheme::bf16 || w.scheme == Scheme::mxfp4) && w.cols % 32 == 0;
+  return isa >= Isa::amx && (w.scheme == Scheme::bf16 || scheme_has_scales(w.scheme)) && w.cols % 32 == 0;
 }
 
 void tiles_amx(const TilesJob& job) noexcept;

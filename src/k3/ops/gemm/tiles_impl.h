@@ -15,6 +15,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "k3/ops/gemm/i8_words_avx512.h"
 #include "k3/ops/gemm/mx_words_avx512.h"
 #include "k3/ops/gemm/tiles.h"
 
@@ -84,6 +85,8 @@ inline Strip make_strip(const TilesJob& job, int64_t row, int64_t k0, int64_t co
       std::memset(out, 0, static_cast<size_t>(columns) * 2);
     } else if (job.w.scheme == Scheme::mxfp4) {
       mx_decode(job.w, row + r, k0, columns, out);
+    } else if (job.w.scheme == Scheme::i8) {
+      i8_decode(job.w, row + r, k0, columns, out);
     } else {
       std::memcpy(out, static_cast<const uint16_t*>(job.w.data) + (row + r) * job.w.cols + k0, static_cast<size_t>(columns) * 2);
     }

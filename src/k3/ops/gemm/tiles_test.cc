@@ -69,7 +69,7 @@ TEST(Tiles, EveryCaseAgainstReference) {
   if (tile_units().empty()) GTEST_SKIP() << "no BF16 dot instruction";
   for (const LinearCase& c : kLinearCases) {
     if (c.in % 32 != 0) continue;
-    for (const Scheme scheme : {Scheme::bf16, Scheme::mxfp4}) {
+    for (const Scheme scheme : {Scheme::bf16, Scheme::mxfp4, Scheme::i8}) {
       const OwnedWeight w = random_weight(scheme, c.out, c.in, 3);
       Rows x(c.tokens, c.in, 4);
       std::vector<float> want(static_cast<size_t>(c.tokens * c.out));
@@ -136,7 +136,7 @@ TEST(Tiles, DenseEveryCaseAgainstReference) {
 
 TEST(Tiles, BitsDependOnNeitherTokensNorRowRanges) {
   constexpr int64_t kTokens = 45, kIn = 1184, kOut = 77;
-  for (const Scheme scheme : {Scheme::bf16, Scheme::mxfp4}) {
+  for (const Scheme scheme : {Scheme::bf16, Scheme::mxfp4, Scheme::i8}) {
     const OwnedWeight w = random_weight(scheme, kOut, kIn, 8);
     const Rows x(kTokens, kIn, 9);
     for (const TilesFn unit : tile_units()) {

@@ -1,6 +1,6 @@
 // Purpose:  one element of a weight in any scheme, for references and tests.
 // Shapes:   scalar.
-// Units:    MXFP4 scale byte s means 2^(s-127).
+// Units:    MXFP4 scale byte s means 2^(s-127), that of i8 2^(s-133).
 // Memory:   none.
 // Threads:  pure function.
 // Errors:   none; indices are the caller's.
@@ -9,6 +9,7 @@
 
 #include <cmath>
 
+#include "k3/ops/int8/int8.h"
 #include "k3/ops/mxfp4/mxfp4.h"
 #include "k3/ops/weight.h"
 #include "k3/tensor/dtype.h"
@@ -25,6 +26,8 @@ inline float weight_value(const Weight& w, int64_t row, int64_t col) {
       const uint8_t* packed = static_cast<const uint8_t*>(w.data) + row * (w.cols / 2);
       return std::ldexp(mxfp4_value(mxfp4_code(packed, w.cols, col)), w.scales[index / kMxGroup] - 127);
     }
+    case Scheme::i8:
+      return int8_factor(w.scales[index / kInt8Group]) * static_cast<float>(static_cast<const int8_t*>(w.data)[index]);
   }
   return 0;
 }

@@ -33,7 +33,7 @@ void check(const MlaArgs& a) {
   K3_CHECK(a.out.rank == 3 && a.out.dtype == DType::f32 && a.out.contiguous() && a.out.dim(0) == tokens &&
                a.out.dim(1) == heads && a.out.dim(2) == a.value,
            "mla: out is {}", a.out.shape_text());
-  K3_CHECK(a.kv_b && a.kv_b.scheme != Scheme::mxfp4 && a.kv_b.rows == heads * (a.nope + a.value) && a.kv_b.cols == a.rank,
+  K3_CHECK(a.kv_b && !scheme_has_scales(a.kv_b.scheme) && a.kv_b.rows == heads * (a.nope + a.value) && a.kv_b.cols == a.rank,
            "mla: kv_b is [{}, {}]", a.kv_b.rows, a.kv_b.cols);
   K3_CHECK(a.offsets.size() == a.caches.size() + 1 && a.history.size() == a.caches.size() && a.offsets.front() == 0 &&
                a.offsets.back() == tokens && std::is_sorted(a.offsets.begin(), a.offsets.end()),

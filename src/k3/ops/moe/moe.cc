@@ -4,6 +4,7 @@
 
 #include "k3/base/check.h"
 #include "k3/ops/gemm/dots.h"
+#include "k3/ops/gemm/int8_dots.h"
 #include "k3/ops/gemm/rows.h"
 #include "k3/ops/gemm/tiles.h"
 #include "k3/ops/moe/moe_plan.h"
@@ -23,8 +24,8 @@ bool is_mx(const Weight& w) { return w.scheme == Scheme::mxfp4; }
 void check_weight(const Weight& w, int64_t rows, int64_t cols, int32_t expert, const char* name) {
   K3_CHECK(w && w.rows == rows && w.cols == cols, "moe: {} of expert {} is {} x {}, expected {} x {}", name, expert, w.rows,
            w.cols, rows, cols);
-  K3_CHECK(!is_mx(w) || (w.cols % 32 == 0 && w.scales != nullptr), "moe: {} of expert {}: mxfp4 with {} columns", name,
-           expert, w.cols);
+  K3_CHECK(!scheme_has_scales(w.scheme) || (w.cols % 32 == 0 && w.scales != nullptr), "moe: {} of expert {}: {} columns",
+           name, expert, w.cols);
 }
 
 struct Call {
@@ -44,6 +45,9 @@ struct Call {
   bool dots, tiles;
   uint16_t* z_bf16;
   uint16_t* h_bf16;
+  bool int8;  // z and h are rows of int8_row_bytes
+  uint8_t* z_int8;
+  uint8_t* h_int8;
   uint16_t* packed;         // of z, then of h
   int64_t* packed_tokens;   // [groups] where a group's packed tokens begin
 
@@ -64,17 +68,18 @@ struct Scratch {
 float* take_floats(Workspace& w, int64_t count) { return static_cast<float*>(w.bytes(count * 4)); }
 float** take_rows(Workspace& w, int64_t count) { return static_cast<float**>(w.bytes(count * int64_t{sizeof(float*)})); }
 
-constexpr int64_t kPanelBytes =
-    std::max<int64_t>({kPanelFloats * int64_t{4}, kDotsPanelElements * int64_t{2}, kTilesPanelElements * int64_t{2}});
+constexpr int64_t kPanelBytes = std::max<int64_t>(
+    {kPanelFloats * int64_t{4}, kDotsPanelElements* int64_t{2}, kTilesPanelElements* int64_t{2}, kInt8PanelBytes});
 
 // Rows of inputs in whichever form the call works on.
 struct InputRows {
   const float* const* plain = nullptr;
   const float* const* mixed = nullptr;
   const uint16_t* const* bf16 = nullptr;
+  const uint8_t* const* int8 = nullptr;
   InputRows from(int64_t position) const {
     return {plain == nullptr ? nullptr : plain + position, mixed == nullptr ? nullptr : mixed + position,
-            bf16 == nullptr ? nullptr : bf16 + position};
+            bf16 == nullptr ? nullptr : bf16 + position, int8 == nullptr ? nullptr : int8 + position};
   }
 };
 
@@ -82,6 +87,9 @@ struct InputRows {
 void product(const Call& c, size_t g, const InputRows& x, const Weight& w, int64_t begin, int64_t end, float* const* y,
              int64_t origin, void* panel) {
   const int64_t count = c.plan.groups[g].end - c.plan.groups[g].begin;
+  if (c.int8) {
+    return int8_fn(c.ctx.isa)({x.int8, count, w, begin, end, y, origin, static_cast<uint8_t*>(panel), c.ctx.deterministic});
+  }
   if (c.tiles) {
     return tiles_amx({c.packed + c.packed_tokens[g] * w.cols, count, w, begin, end, y, origin, static_cast<uint16_t*>(panel)});
   }
@@ -97,7 +105,7 @@ void run_workers(const Call& c, const Body& body) {
 
 // Weights of all groups against the call's shape; which forms of the inputs they want.
 struct Forms {
-  bool mx = false, plain = false, dots = true, tiles = true;
+  bool mx = false, plain = false, dots = true, tiles = true, int8 = true;
 };
 
 Forms check_groups(Call& c) {
@@ -110,6 +118,7 @@ Forms check_groups(Call& c) {
     check_weight(e.w2, c.width, c.hidden, g.expert, "w2");
     for (const Weight* w : {&e.w1, &e.w3}) (is_mx(*w) ? forms.mx : forms.plain) = true;
     for (const Weight* w : {&e.w1, &e.w2, &e.w3}) {
+      forms.int8 = forms.int8 && c.ctx.int8_activations && int8_can(w->scheme);
       forms.dots = forms.dots && c.round && dots_can(c.ctx.isa, w->scheme);
       forms.tiles = forms.tiles && c.round && tiles_can(c.ctx.isa, *w);
     }
@@ -122,9 +131,13 @@ void prepare_inputs(Call& c) {
   Workspace& ws = *c.ctx.workspace;
   const Forms forms = check_groups(c);
   const int64_t tokens = c.z.dim(0), stride = dots_stride(c.width);
-  c.dots = forms.dots;
-  c.tiles = forms.tiles && (c.most >= kTilesFrom || c.ctx.deterministic);
-  if (c.bf16()) {
+  c.int8 = forms.int8;
+  c.dots = forms.dots && !c.int8;
+  c.tiles = forms.tiles && !c.int8 && (c.most >= kTilesFrom || c.ctx.deterministic);
+  if (c.int8) {
+    c.z_int8 = static_cast<uint8_t*>(ws.bytes(tokens * int8_row_bytes(c.width)));
+    c.h_int8 = static_cast<uint8_t*>(ws.bytes(c.slots() * int8_row_bytes(c.hidden)));
+  } else if (c.bf16()) {
     c.z_bf16 = static_cast<uint16_t*>(ws.bytes(tokens * stride * 2));
     c.h_bf16 = static_cast<uint16_t*>(ws.bytes(c.slots() * dots_stride(c.hidden) * 2));
   } else {
@@ -134,6 +147,10 @@ void prepare_inputs(Call& c) {
   }
   const auto body = [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
+      if (c.int8) {
+        int8_quantise_row(c.z.row(t), 0, c.width, c.width, c.z_int8 + t * int8_row_bytes(c.width));
+        continue;
+      }
       if (c.bf16()) {
         to_bf16_avx512bf16(c.z.row(t), c.width, c.z_bf16 + t * stride);
         continue;
@@ -188,6 +205,11 @@ void up_block(const Call& c, size_t index, int64_t begin, int64_t end, const Inp
   product(c, index, x, e.w1, begin, end, s.a_rows, begin, s.panel);
   product(c, index, x, e.w3, begin, end, s.b_rows, begin, s.panel);
   for (int64_t i = 0; i < count; ++i) {
+    if (c.int8) {
+      glu_row(c.ctx.isa, s.a_rows[i], s.b_rows[i], rows, c.activation, s.a_rows[i]);
+      int8_quantise_row(s.a_rows[i], begin, rows, c.hidden, c.h_int8 + (g.begin + i) * int8_row_bytes(c.hidden));
+      continue;
+    }
     if (c.bf16()) {
       glu_row(c.ctx.isa, s.a_rows[i], s.b_rows[i], rows, c.activation, s.a_rows[i]);
       to_bf16_avx512bf16(s.a_rows[i], rows, c.h_bf16 + (g.begin + i) * dots_stride(c.hidden) + begin);
@@ -210,13 +232,15 @@ void up_phase(const Call& c) {
   const float** plain = const_cast<const float**>(take_rows(ws, c.slots()));
   const float** mixed = const_cast<const float**>(take_rows(ws, c.slots()));
   auto** bf16 = static_cast<const uint16_t**>(ws.bytes(c.slots() * int64_t{sizeof(uint16_t*)}));
+  auto** int8 = static_cast<const uint8_t**>(ws.bytes(c.slots() * int64_t{sizeof(uint8_t*)}));
   for (int64_t p = 0; p < c.slots(); ++p) {
     const int64_t t = c.plan.token_of[static_cast<size_t>(p)];
     plain[p] = c.plain ? c.plain.row(t) : nullptr;
     mixed[p] = c.mixed ? c.mixed.row(t) : nullptr;
     bf16[p] = c.bf16() ? c.z_bf16 + t * dots_stride(c.width) : nullptr;
+    int8[p] = c.int8 ? c.z_int8 + t * int8_row_bytes(c.width) : nullptr;
   }
-  const InputRows inputs{plain, mixed, bf16};
+  const InputRows inputs{plain, mixed, bf16, int8};
   if (c.tiles) pack(c, bf16, c.width);
   auto* scratch = static_cast<Scratch*>(ws.bytes(c.workers * int64_t{sizeof(Scratch)}));
   for (int64_t i = 0; i < c.workers; ++i) {
@@ -269,11 +293,13 @@ void down_phase(const Call& c) {
   const Workspace::Scope scope(ws);
   const float** floats = const_cast<const float**>(take_rows(ws, c.slots()));
   auto** bf16 = static_cast<const uint16_t**>(ws.bytes(c.slots() * int64_t{sizeof(uint16_t*)}));
+  auto** int8 = static_cast<const uint8_t**>(ws.bytes(c.slots() * int64_t{sizeof(uint8_t*)}));
   for (int64_t p = 0; p < c.slots(); ++p) {
     floats[p] = c.h ? c.h.row(p) : nullptr;
     bf16[p] = c.bf16() ? c.h_bf16 + p * dots_stride(c.hidden) : nullptr;
+    int8[p] = c.int8 ? c.h_int8 + p * int8_row_bytes(c.hidden) : nullptr;
   }
-  const InputRows hidden{floats, floats, bf16};
+  const InputRows hidden{floats, floats, bf16, int8};
   if (c.tiles) pack(c, bf16, c.hidden);
   auto* scratch = static_cast<Scratch*>(ws.bytes(c.workers * int64_t{sizeof(Scratch)}));
   for (int64_t i = 0; i < c.workers; ++i) {
@@ -324,6 +350,9 @@ void run(const Ctx& ctx, const Tensor& z, const Tensor& ids, std::span<const uin
               .tiles = false,
               .z_bf16 = nullptr,
               .h_bf16 = nullptr,
+              .int8 = false,
+              .z_int8 = nullptr,
+              .h_int8 = nullptr,
               .packed = nullptr,
               .packed_tokens = nullptr};
     if (call.slots() == 0) continue;

@@ -8,6 +8,7 @@
 //           and the thread count, so results do not depend on neighbours in exact and deterministic.
 // Errors:   K3_CHECK on shapes and on ids. T = 0 is legal.
 // Source:   model.md 3.6, kernels.md 7. FP32 accumulation; policy bf16 rounds z and the activation to BF16.
+//           With Ctx::int8_activations, i8 and mxfp4 weights: z and the activation in 8 bits (int8_dots.h).
 //           Tolerance against moe_ref: that of linear, twice.
 #pragma once
 
