@@ -6,7 +6,7 @@
 #include <limits>
 #include <optional>
 
-#include "k3/base/cgroup.h"
+#include "k3/base/numa/cgroup.h"
 
 namespace k3 {
 namespace {

@@ -12,9 +12,9 @@
 #include <system_error>
 #include <thread>
 
-#include "k3/base/cgroup.h"
 #include "k3/base/check.h"
 #include "k3/base/log.h"
+#include "k3/base/numa/cgroup.h"
 #include "k3/base/numa/topology.h"
 
 #if defined(__x86_64__)

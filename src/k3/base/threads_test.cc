@@ -14,8 +14,8 @@
 #include <mutex>
 #include <thread>
 
-#include "k3/base/cgroup.h"
 #include "k3/base/file.h"
+#include "k3/base/numa/cgroup.h"
 #include "k3/base/numa/topology.h"
 
 namespace k3 {

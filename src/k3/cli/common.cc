@@ -10,7 +10,7 @@
 #include <cstring>
 #include <random>
 
-#include "k3/base/cgroup.h"
+#include "k3/base/numa/cgroup.h"
 #include "k3/base/file.h"
 #include "k3/base/log.h"
 #include "k3/base/numa/numa_plan.h"

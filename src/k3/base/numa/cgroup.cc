@@ -1,4 +1,4 @@
-#include "k3/base/cgroup.h"
+#include "k3/base/numa/cgroup.h"
 
 #include <algorithm>
 #include <climits>
