@@ -52,8 +52,8 @@ void mxfp4_relayout(uint8_t* packed, int64_t rows, int64_t cols) noexcept {
   typedef uint16_t Words __attribute__((vector_size(16)));
   const auto words = [](Bytes x) { return reinterpret_cast<Words>(x); };
   const auto interleave = [](Bytes a, Bytes b, Bytes* out) {  // bytes of a and b in turn
-    out[0] = __builtin_shuffle(a, b, Bytes{0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23});
-    out[1] = __builtin_shuffle(a, b, Bytes{8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31});
+    out[0] = __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    out[1] = __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
   };
   const int64_t blocks = cols / kMxBlock;
   for (int64_t row = 0; row < rows; ++row) {
@@ -67,8 +67,8 @@ void mxfp4_relayout(uint8_t* packed, int64_t rows, int64_t cols) noexcept {
       Words out[4];
       for (int half = 0; half < 2; ++half) {
         const Words e = words(even[half]), o = words(odd[half]);
-        out[2 * half] = __builtin_shuffle(e, o, Words{0, 8, 1, 9, 2, 10, 3, 11});
-        out[2 * half + 1] = __builtin_shuffle(e, o, Words{4, 12, 5, 13, 6, 14, 7, 15});
+        out[2 * half] = __builtin_shufflevector(e, o, 0, 8, 1, 9, 2, 10, 3, 11);
+        out[2 * half + 1] = __builtin_shufflevector(e, o, 4, 12, 5, 13, 6, 14, 7, 15);
       }
       std::memcpy(p, out, sizeof(out));
     }
