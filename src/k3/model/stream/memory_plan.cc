@@ -12,8 +12,8 @@
 namespace k3 {
 namespace {
 
-// Code, libraries, stacks and heap of the program itself; the tokenizer of a vocabulary; and what an open checkpoint keeps of
-// a tensor (name, place, record of its header; the parse of a header takes about as much again for a while).
+// Code, libraries, stacks and heap of the program itself; the tokenizer of a vocabulary; and what an open checkpoint keeps
+// of a tensor (name, place, record of its header; the parse of a header takes about as much again for a while).
 constexpr int64_t kProgramBytes = int64_t{40} << 20, kTokenBytes = 256, kTensorBytes = 320;
 // A block is long enough to be read at the full rate of the disk, and a small part of a small lm_head.
 constexpr int64_t kHeadBlockBytes = int64_t{8} << 20, kHeadBlocks = 32, kHeadBuffers = 3;
@@ -49,7 +49,8 @@ void plan_fixed(const Config& c, const ModelBytes& b, const PlanRequest& r, int6
 
 int64_t head_block_rows(const ModelBytes& b) {
   const int64_t rows = std::max<int64_t>(b.lm_head_rows, 1);
-  return std::clamp<int64_t>(kHeadBlockBytes / std::max<int64_t>(b.lm_head_row, 1), 1, (rows + kHeadBlocks - 1) / kHeadBlocks);
+  return std::clamp<int64_t>(kHeadBlockBytes / std::max<int64_t>(b.lm_head_row, 1), 1,
+                             (rows + kHeadBlocks - 1) / kHeadBlocks);
 }
 
 void set_head(const ModelBytes& b, int64_t resident_rows, MemoryPlan& p) {
@@ -58,7 +59,8 @@ void set_head(const ModelBytes& b, int64_t resident_rows, MemoryPlan& p) {
   const bool streamed = resident_rows < b.lm_head_rows;
   p.lm_head_buffers = streamed ? kHeadBuffers : 0;
   p.lm_head_bytes = slack_of(resident_rows * b.lm_head_row, 1) +
-                    p.lm_head_buffers * slack_of(p.lm_head_block_rows * b.lm_head_row, 1);
+                    p.lm_head_buffers * slack_of(p.lm_head_block_rows * b.lm_head_row, 1) +
+                    (b.lm_head_scales > 0 ? slack_of(b.lm_head_scales, 1) : 0);
 }
 
 // `count` of the candidates, evenly spaced, so that resident layers compute while streamed ones are read.
@@ -138,7 +140,8 @@ Error refusal(const ModelBytes& b, const MemoryPlan& p, int64_t slots) {
   };
   std::sort(std::begin(parts), std::end(parts), [](const Part& x, const Part& y) { return x.bytes > y.bytes; });
   std::string sum;
-  for (const Part& part : parts) sum += fmt::format("{}{} {}", sum.empty() ? "" : " + ", part.name, format_bytes(part.bytes));
+  for (const Part& part : parts)
+    sum += fmt::format("{}{} {}", sum.empty() ? "" : " + ", part.name, format_bytes(part.bytes));
   return fail(Code::exhausted, "{} of memory cannot hold this model even with everything read from disk: {} = {}; {}: {}",
               format_bytes(p.limit_bytes), sum, format_bytes(least), parts[0].name, parts[0].advice);
 }
@@ -169,6 +172,9 @@ ModelBytes model_bytes(const Config& c) {
     } else if (t.family->id == ParamId::embed_tokens) {
       b.embedding = read;
       b.embedding_row = read / rows;
+    } else if (t.family->id == ParamId::lm_head && t.dtype == DType::u8) {
+      b.lm_head_scales = read;
+      b.lm_head += read;
     } else if (t.family->id == ParamId::lm_head) {
       b.lm_head = read;
       b.lm_head_rows = rows;
@@ -204,9 +210,13 @@ Result<ModelBytes> model_bytes(const Checkpoint& checkpoint, const Config& c, co
   ArenaPlan tables(checkpoint, c, Slack::tensors);
   K3_TRY(wire_tables(tables, c, w));
   b.embedding = tables.jobs().front().info.size_bytes;
-  b.lm_head = tables.jobs().back().info.size_bytes;
+  // Behind the embedding, unless it is tied, lm_head and the scales that it may have.
+  const std::vector<ReadJob>& jobs = tables.jobs();
+  const int64_t codes = jobs[jobs.size() > 1 ? 1 : 0].info.size_bytes;
+  b.lm_head_scales = jobs.size() > 2 ? jobs[2].info.size_bytes : 0;
+  b.lm_head = codes + b.lm_head_scales;
   b.embedding_row = b.embedding / c.vocab_size;
-  b.lm_head_row = b.lm_head / c.vocab_size;
+  b.lm_head_row = codes / c.vocab_size;
   b.lm_head_rows = c.vocab_size;
   b.expert_slot = experts.slot_bytes();
   b.expert_read = experts.read_bytes();
@@ -259,7 +269,9 @@ std::vector<PlanLine> plan_lines(const MemoryPlan& p) {
   } else {
     add("trunk in memory", p.trunk_bytes, fmt::format("{} of {} layers", layers - streamed, layers));
     add("trunk buffers", 2 * p.stream_buffer_bytes, fmt::format("{} layers read every step", streamed));
-    add("lm_head", p.lm_head_bytes, p.lm_head_buffers > 0 ? fmt::format("{} rows in memory, the rest read every step", p.lm_head_resident_rows) : "in memory");
+    add("lm_head", p.lm_head_bytes,
+        p.lm_head_buffers > 0 ? fmt::format("{} rows in memory, the rest read every step", p.lm_head_resident_rows)
+                              : "in memory");
     add("embedding", p.embedding_bytes, fmt::format("{} rows, read on demand", p.embedding_rows));
     add("expert cache", p.expert_slots * p.expert_slot_bytes, fmt::format("{} of {} experts", p.expert_slots, p.experts));
   }

@@ -27,6 +27,7 @@ struct ModelBytes {
   int64_t final_arena = 0;           // final norm and AttnRes site
   int64_t embedding = 0, embedding_row = 0;
   int64_t lm_head = 0, lm_head_row = 0, lm_head_rows = 0;
+  int64_t lm_head_scales = 0;                // of an 8-bit lm_head, part of its bytes, not of its rows
   int64_t expert_slot = 0, expert_read = 0;  // the largest expert
   int64_t experts = 0;                       // of all layers
   int64_t experts_per_layer = 0, topk = 0;

@@ -39,10 +39,6 @@ std::byte* head_place(std::byte* memory, int64_t offset) {
   return at + (offset % kPage - address + kPage) % kPage;
 }
 
-ops::Scheme scheme_of(DType dtype) {
-  return dtype == DType::bf16 ? ops::Scheme::bf16 : dtype == DType::f16 ? ops::Scheme::f16 : ops::Scheme::f32;
-}
-
 }  // namespace
 
 Result<std::unique_ptr<WeightStream>> WeightStream::open(Checkpoint checkpoint, const Config& config, ExpertTable experts,
@@ -162,21 +158,33 @@ Status WeightStream::load_final() {
   return {};
 }
 
-// Where embedding or lm_head lies; `weight` gets its sizes.
-Result<TensorInfo> WeightStream::table_info(ParamId id, ops::Weight& weight) {
+// Where embedding or lm_head lies, its scales behind it if it has any; `weight` gets scheme and sizes.
+Result<std::vector<ReadJob>> WeightStream::table_jobs(ParamId id, ops::Weight& weight) {
   ArenaPlan plan(checkpoint_, config_, Slack::tensors);
   K3_TRY(plan.matrix(id, -1, -1, weight));
-  return plan.jobs().front().info;
+  return plan.jobs();
+}
+
+// Scales of an 8-bit lm_head: a thirty-second of its codes, so they stay in memory whichever rows do.
+Status WeightStream::load_head_scales(ReadJob job) {
+  K3_TRY_ASSIGN(head_scales_, Storage::allocate(job.info.size_bytes + 2 * kDiskSlack));
+  job.target = head_scales_.data() + kDiskSlack;
+  const DiskRequest read{files_[static_cast<size_t>(job.info.shard)], job.info.offset, job.info.size_bytes, job.target};
+  K3_TRY(reader_->start(std::span(&read, 1)).wait().with_context(fmt::format("tensor '{}'", job.name)));
+  set_.lm_head.scales = reinterpret_cast<const uint8_t*>(job.target);
+  return finish_job(checkpoint_, job, job.target);
 }
 
 Status WeightStream::load_head() {
-  K3_TRY_ASSIGN(const TensorInfo embedding, table_info(ParamId::embed_tokens, set_.embed));
+  K3_TRY_ASSIGN(const std::vector<ReadJob> table, table_jobs(ParamId::embed_tokens, set_.embed));
+  const TensorInfo& embedding = table.front().info;
   K3_TRY_ASSIGN(rows_, RowCache::create(*reader_, files_[static_cast<size_t>(embedding.shard)],
                                         param_name(config_, ParamId::embed_tokens), embedding, plan_.embedding_rows));
   const ParamId id = config_.tie_word_embeddings ? ParamId::embed_tokens : ParamId::lm_head;
-  K3_TRY_ASSIGN(head_info_, table_info(id, set_.lm_head));
+  K3_TRY_ASSIGN(const std::vector<ReadJob> head, table_jobs(id, set_.lm_head));
+  head_info_ = head.front().info;
   head_name_ = param_name(config_, id);
-  set_.lm_head.scheme = scheme_of(head_info_.dtype);
+  if (ops::scheme_has_scales(set_.lm_head.scheme)) K3_TRY(load_head_scales(head.back()));
   const int64_t row = head_info_.size_bytes / set_.lm_head.rows, resident = plan_.lm_head_resident_rows * row;
   K3_TRY_ASSIGN(head_memory_, Storage::allocate(resident + 2 * kDiskSlack + kPage));
   std::byte* const at = head_place(head_memory_.data(), head_info_.offset);
@@ -284,9 +292,8 @@ Status WeightStream::lm_head(const ops::Ctx& ctx, const Tensor& x, const Tensor&
     }
     const int64_t first = resident + block * plan_.lm_head_block_rows;
     const int64_t rows = std::min(plan_.lm_head_block_rows, head.rows - first);
-    ops::Weight part = head;
+    ops::Weight part = ops::weight_rows(head, first, first + rows);
     part.data = head_place(head_buffers_.data() + buffer * head_pitch(), head_info_.offset + first * row);
-    part.rows = rows;
     ops::linear(ctx, x, part, logits.columns(first, first + rows));
     ++head_done_;
     start_head_block();

@@ -67,7 +67,8 @@ class WeightStream {
   Status load_resident(const LoadProgress& progress);
   Status load_final();
   Status load_head();
-  Result<TensorInfo> table_info(ParamId id, ops::Weight& weight);
+  Result<std::vector<ReadJob>> table_jobs(ParamId id, ops::Weight& weight);
+  Status load_head_scales(ReadJob job);
   std::vector<DiskTicket> start_jobs(const ArenaPlan& plan, DiskPriority priority);
   Status finish_jobs(const ArenaPlan& plan, std::vector<DiskTicket>& tickets);
   Status start_layer(Load& load, int64_t l, std::byte* at, DiskPriority priority);
@@ -91,9 +92,9 @@ class WeightStream {
 
   TensorInfo head_info_;
   std::string head_name_;
-  Storage head_memory_, head_buffers_;
-  std::vector<DiskTicket> head_tickets_;       // of each buffer
-  int64_t head_started_ = 0, head_done_ = 0;   // blocks, counted over all steps
+  Storage head_memory_, head_buffers_, head_scales_;
+  std::vector<DiskTicket> head_tickets_;      // of each buffer
+  int64_t head_started_ = 0, head_done_ = 0;  // blocks, counted over all steps
   int64_t head_blocks_ = 0;
 
   std::optional<RowCache> rows_;

@@ -11,6 +11,8 @@
 #include <map>
 
 #include "k3/base/file.h"
+#include "k3/format/config_edit.h"
+#include "k3/model/convert.h"
 #include "k3/model/model.h"
 #include "k3/model/stream/expert_stats.h"
 
@@ -77,7 +79,8 @@ std::vector<int64_t> limits_of(const std::string& folder, const RunSetup& s) {
 
 std::vector<int32_t> ids_for(const Config& config, size_t count) {
   std::vector<int32_t> ids(count);
-  for (size_t i = 0; i < count; ++i) ids[i] = static_cast<int32_t>((i * i * 31 + i * 7 + 3) % static_cast<size_t>(config.vocab_size));
+  for (size_t i = 0; i < count; ++i)
+    ids[i] = static_cast<int32_t>((i * i * 31 + i * 7 + 3) % static_cast<size_t>(config.vocab_size));
   return ids;
 }
 
@@ -102,14 +105,11 @@ Runner runner_of(const Model& model, const RunSetup& s) {
   return Runner::create(model, pool(), options).value();
 }
 
-class Streamed : public testing::TestWithParam<std::string> {};
-
-TEST_P(Streamed, SameBitsAtEveryMemorySize) {
-  const std::string folder = source(GetParam());
+void expect_same_bits_at_every_size(const std::string& folder) {
   const Model whole = Model::load(folder, pool()).value();
   const std::vector<int32_t> ids = ids_for(whole.config(), 30);
-  for (const RunSetup& setup : {RunSetup{}, RunSetup{.policy = ops::Policy::bf16},
-                                RunSetup{.policy = ops::Policy::bf16, .deterministic = false}}) {
+  for (const RunSetup& setup :
+       {RunSetup{}, RunSetup{.policy = ops::Policy::bf16}, RunSetup{.policy = ops::Policy::bf16, .deterministic = false}}) {
     for (const int64_t limit : limits_of(folder, setup)) {
       auto loaded = Model::load(folder, pool(), load_options(setup, limit));
       ASSERT_TRUE(loaded.ok()) << loaded.error().message;
@@ -133,6 +133,62 @@ TEST_P(Streamed, SameBitsAtEveryMemorySize) {
       EXPECT_GT(stats.read_bytes, 0);
     }
   }
+}
+
+class Streamed : public testing::TestWithParam<std::string> {};
+
+TEST_P(Streamed, SameBitsAtEveryMemorySize) { expect_same_bits_at_every_size(source(GetParam())); }
+
+// Converts a model folder as `convert --trunk int8` does.
+std::string with_int8_trunk(const std::string& from, const std::string& name) {
+  const std::string folder = testing::TempDir() + "k3_stream_int8_" + name;
+  fs::remove_all(folder);
+  fs::create_directories(folder);
+  Config config = load_config(from).value();
+  const Checkpoint checkpoint = Checkpoint::open(from).value();
+  resolve_by_tensors(checkpoint, config);
+  ConvertOptions options;
+  options.trunk = DType::i8;
+  EXPECT_TRUE(convert_checkpoint(checkpoint, config, folder, options, {}).ok());
+  const std::string json = read_file(join_path(from, "config.json")).value();
+  EXPECT_TRUE(write_file(join_path(folder, "config.json"), set_trunk_packing(json, true).value()).ok());
+  return folder;
+}
+
+TEST(WeightStream, EightBitTrunkHasTheSameBitsToo) {
+  for (const std::string model : {"models/k3-mini", "tests/data/oracle-models/k3-a", "tests/data/oracle-models/kl-a"}) {
+    SCOPED_TRACE(model);
+    const std::string folder = with_int8_trunk(source(model), "bits");
+    expect_same_bits_at_every_size(folder);
+    // What the config says and what the files hold are of one size.
+    Config config = load_config(folder).value();
+    const Checkpoint checkpoint = Checkpoint::open(folder).value();
+    resolve_by_tensors(checkpoint, config);
+    const ModelBytes planned = model_bytes(config);
+    const ModelBytes stored = model_bytes(checkpoint, config, ExpertTable::build(checkpoint, config).value()).value();
+    EXPECT_EQ(stored.lm_head, planned.lm_head);
+    EXPECT_EQ(stored.lm_head_row, planned.lm_head_row);
+    EXPECT_EQ(stored.lm_head_scales, planned.lm_head_scales);
+  }
+}
+
+TEST(WeightStream, AScaleOfTheHeadThatIsNoNumberIsRefused) {
+  const std::string folder = with_int8_trunk(source("models/k3-mini"), "bad_scale");
+  const RunSetup setup;
+  const int64_t limit = limits_of(folder, setup)[0];
+  {
+    const Checkpoint checkpoint = Checkpoint::open(folder).value();
+    const TensorInfo scales = checkpoint.find("language_model.lm_head.weight_scale").value();
+    std::fstream file(join_path(folder, checkpoint.shard_file(scales.shard)),
+                      std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(scales.offset + 5);
+    file.put('\xFF');
+  }
+  const auto loaded = Model::load(folder, pool(), load_options(setup, limit));
+  ASSERT_FALSE(loaded.ok());
+  EXPECT_EQ(loaded.error().code, Code::corrupt);
+  EXPECT_NE(loaded.error().message.find("lm_head.weight_scale': scale byte 5 is 255"), std::string::npos)
+      << loaded.error().message;
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, Streamed,
@@ -270,7 +326,8 @@ class Damaged : public testing::Test {
 };
 
 TEST_F(Damaged, ShardCutDuringTheRun) {
-  expect_failure([&] { ASSERT_EQ(::truncate(shard(2).c_str(), 1'000'000), 0); }, {"model-00002", "when it was opened", "tensor '"});
+  expect_failure([&] { ASSERT_EQ(::truncate(shard(2).c_str(), 1'000'000), 0); },
+                 {"model-00002", "when it was opened", "tensor '"});
 }
 
 TEST_F(Damaged, ShardReplacedDuringTheRun) {
@@ -323,7 +380,8 @@ TEST_F(Damaged, BadScaleOfAStreamedExpert) {
     if (by_a[k] > 0 && by_b[k] == 0) expert = e;
   }
   ASSERT_GE(expert, 0) << "choose other tokens";
-  const std::string name = "language_model.model.layers.1.block_sparse_moe.experts." + std::to_string(expert) + ".w2.weight_scale";
+  const std::string name =
+      "language_model.model.layers.1.block_sparse_moe.experts." + std::to_string(expert) + ".w2.weight_scale";
   {
     const Checkpoint checkpoint = Checkpoint::open(folder_).value();
     const TensorInfo info = checkpoint.find(name).value();
