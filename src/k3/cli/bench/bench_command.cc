@@ -79,7 +79,11 @@ class Bench {
   Result<RunnerOptions> group_options(const BenchCase& first, const std::vector<BenchCase>& cases) const;
   Status run_group(std::span<const BenchCase> cases, ThreadPool& pool, const RunnerOptions& run, BenchReport& report);
   Result<BenchResult> run_case(const BenchCase& test, const Group& group);
-  Status repetition(const BenchCase& test, const Group& group, double& seconds) const;
+  struct Timed {
+    double seconds = 0;
+    StreamCounters read;  // within those seconds: what fills the context before them reads from disk, too
+  };
+  Result<Timed> repetition(const BenchCase& test, const Group& group) const;
   Result<std::optional<PerplexityResult>> quality_of(const BenchCase& test, ThreadPool& pool, const RunnerOptions& run);
   BenchHeading heading(ops::Isa isa) const;
 
@@ -125,17 +129,21 @@ Result<RunnerOptions> Bench::group_options(const BenchCase& first, const std::ve
   return run;
 }
 
-Status Bench::repetition(const BenchCase& test, const Group& group, double& seconds) const {
+Result<Bench::Timed> Bench::repetition(const BenchCase& test, const Group& group) const {
   Runner& runner = *group.runner;
   const int64_t vocab = loaded_.model->config().vocab_size;
   for (int64_t s = 0; s < test.batch; ++s) runner.reset(static_cast<int32_t>(s));
   const int64_t slice = std::max<int64_t>(1, runner.options().chunk_tokens / test.batch);
   if (test.depth > 0) K3_TRY(feed_all(runner, random_ids(test.batch, test.depth, vocab, 2), slice));
   const auto ids = random_ids(test.batch, test.tokens, vocab, 3);
+  const StreamCounters before = stream_counters(*loaded_.model).value_or(StreamCounters());
   const auto start = std::chrono::steady_clock::now();
   K3_TRY(feed_all(runner, ids, test.phase == Phase::decode ? 1 : slice));
-  seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  return {};
+  Timed timed;
+  timed.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  const StreamCounters after = stream_counters(*loaded_.model).value_or(StreamCounters());
+  timed.read = {after.read_bytes - before.read_bytes, after.hits - before.hits, after.misses - before.misses};
+  return timed;
 }
 
 Result<BenchResult> Bench::run_case(const BenchCase& test, const Group& group) {
@@ -147,14 +155,17 @@ Result<BenchResult> Bench::run_case(const BenchCase& test, const Group& group) {
   result.cost = test.phase == Phase::decode
                     ? decode_cost(group.cost, test.batch, test.depth, test.tokens)
                     : prefill_cost(group.cost, test.batch, test.depth, test.tokens, group.runner->options().chunk_tokens);
-  double seconds = 0;
-  K3_TRY(repetition(test, group, seconds));  // warms up
+  K3_TRY(repetition(test, group));  // warms up
   bar_->update(++runs_done_);
-  const std::optional<StreamCounters> counters = stream_counters(*loaded_.model);
+  StreamCounters disk;
   CeilingMoment before = meter_ ? meter_->moment(*group.pool, group.unit) : CeilingMoment{};
   for (int64_t r = 0; r < options_.repeats; ++r) {
-    K3_TRY(repetition(test, group, seconds));
+    K3_TRY_ASSIGN(const Timed timed, repetition(test, group));
+    const double seconds = timed.seconds;
     result.seconds.add(seconds);
+    disk.read_bytes += timed.read.read_bytes;
+    disk.hits += timed.read.hits;
+    disk.misses += timed.read.misses;
     if (meter_) {
       const CeilingMoment after = meter_->moment(*group.pool, group.unit);
       const double read = (before.read_bytes_per_second + after.read_bytes_per_second) / 2;
@@ -166,11 +177,9 @@ Result<BenchResult> Bench::run_case(const BenchCase& test, const Group& group) {
     }
     bar_->update(++runs_done_);
   }
-  if (counters) {
-    // What fills the context before each repetition reads from disk as well: without depth there is nothing of that.
-    const std::optional<StreamCounters> after = stream_counters(*loaded_.model);
+  if (stream_counters(*loaded_.model)) {
     const auto repeats = static_cast<double>(options_.repeats);
-    result.streaming = stream_figures(*counters, *after, options_.repeats * test.total_tokens(),
+    result.streaming = stream_figures({}, disk, options_.repeats * test.total_tokens(),
                                       repeats * result.seconds.median(), direct_rate_);
   }
   if (meter_) {
@@ -270,6 +279,7 @@ Status bench_command(const BenchOptions& options) {
   for (const BenchCase& c : cases) compute.threads = std::max(compute.threads, c.threads);
   RunNeeds needs;  // of all runners, should there be a memory plan
   needs.ctx_tokens = std::max(compute.ctx_tokens, needed_ctx(cases));
+  if (text) needs.ctx_tokens = std::max(needs.ctx_tokens, kQualityWindow + 1);  // [BOS] and a window
   for (const BenchCase& c : cases) needs.sequences = std::max(needs.sequences, c.batch);
   needs.logit_rows = text ? 0 : needs.sequences;
   K3_TRY_ASSIGN(const LoadedModel loaded, load_model(options.model, compute, needs));
