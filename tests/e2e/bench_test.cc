@@ -178,5 +178,18 @@ TEST(Bench, FitsATerminal) {
   EXPECT_THAT(o.out, HasSubstr("left out for the width of this terminal"));
 }
 
+// With a memory plan: the window of the text fits whatever the tests need, and what fills the context is no part of a test.
+TEST(Bench, StreamedTestsCountTheirOwnReads) {
+  const json bench = json::parse(k3_ok({"bench", kMini, "--ram", "100MiB", "-p", "0", "-n", "4", "-d", "0,256", "-b", "4",
+                                        "-r", "1", "-t", "2", "--no-ceilings", "--quality", "--json"}));
+  const json& results = bench.at("results");
+  ASSERT_EQ(results.size(), 2u);
+  for (const json& result : results) EXPECT_GT(result.at("quality_tokens").get<int64_t>(), 0);
+  const double shallow = results[0].at("disk_bytes_per_token"), deep = results[1].at("disk_bytes_per_token");
+  // 256 tokens a sequence would add several times the bytes of four decoded ones; tokens at depth choose other experts.
+  EXPECT_GT(deep, 0);
+  EXPECT_LT(deep, 2 * shallow);
+}
+
 }  // namespace
 }  // namespace k3::e2e

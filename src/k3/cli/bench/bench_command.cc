@@ -179,8 +179,8 @@ Result<BenchResult> Bench::run_case(const BenchCase& test, const Group& group) {
   }
   if (stream_counters(*loaded_.model)) {
     const auto repeats = static_cast<double>(options_.repeats);
-    result.streaming = stream_figures({}, disk, options_.repeats * test.total_tokens(),
-                                      repeats * result.seconds.median(), direct_rate_);
+    result.streaming =
+        stream_figures({}, disk, options_.repeats * test.total_tokens(), repeats * result.seconds.median(), direct_rate_);
   }
   if (meter_) {
     result.read_bound = floor_of(result.cost, result.read_ceiling.median(), result.flops_ceiling.median()).by_reading;
