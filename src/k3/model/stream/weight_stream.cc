@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
 
 #include "k3/base/file.h"
 #include "k3/model/stream/expert_stats.h"
@@ -53,6 +54,11 @@ Result<std::unique_ptr<WeightStream>> WeightStream::open(Checkpoint checkpoint, 
   K3_TRY_ASSIGN(stream->experts_, ExpertCache::create(stream->checkpoint_, stream->config_, std::move(experts),
                                                       *stream->reader_, stream->files_, plan.expert_slots));
   stream->stats_path_ = options.expert_stats;
+  // Said now, not when the run is over and what it learned would be lost.
+  const std::string stats_folder = std::filesystem::path(options.expert_stats).parent_path().string();
+  if (!stats_folder.empty() && !is_directory(stats_folder)) {
+    return fail(Code::not_found, "--expert-stats {}: there is no folder {}", options.expert_stats, stats_folder);
+  }
   if (!options.expert_stats.empty() && path_exists(options.expert_stats)) {
     K3_TRY_ASSIGN(const std::vector<uint64_t> counts, read_expert_stats(options.expert_stats, layers, of_layer));
     K3_TRY(stream->experts_->warm(counts, pool));

@@ -240,6 +240,13 @@ TEST(WeightStream, ExpertStatsAreWrittenAndWarmTheNextRun) {
   uint64_t sum = 0;
   for (const uint64_t count : counts) sum += count;
   EXPECT_EQ(sum, 2u * 40 * 8 * 4);  // two runs, tokens, MoE layers, top-4
+  // A folder that does not exist is refused before anything is computed.
+  setup.expert_stats = path + ".none/stats.json";
+  auto nowhere = Model::load(folder, pool(), load_options(setup, limit));
+  ASSERT_FALSE(nowhere.ok());
+  EXPECT_EQ(nowhere.error().code, Code::not_found);
+  EXPECT_NE(nowhere.error().message.find(path + ".none"), std::string::npos) << nowhere.error().message;
+  setup.expert_stats = path;
   // A file that is none, and one of another model.
   ASSERT_TRUE(write_file(path, "{\"k3_expert_stats\": 1, \"layers\": 9").ok());
   auto bad = Model::load(folder, pool(), load_options(setup, limit));
