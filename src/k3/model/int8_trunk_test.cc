@@ -4,11 +4,11 @@
 #include <cmath>
 #include <filesystem>
 #include <functional>
-#include <map>
 #include <set>
 
 #include "k3/base/file.h"
 #include "k3/format/config_edit.h"
+#include "k3/model/checkpoint_test_util.h"
 #include "k3/model/convert.h"
 #include "k3/model/model.h"
 #include "k3/model/params.h"
@@ -39,32 +39,6 @@ std::string converted(const std::string& from, DType dtype, const std::string& n
   const std::string json = read_file(from + "/config.json").value();
   EXPECT_TRUE(write_file(folder + "/config.json", set_trunk_packing(json, dtype == DType::i8).value()).ok());
   return folder;
-}
-
-struct Stored {
-  TensorSpec spec;
-  std::vector<std::byte> bytes;
-};
-using Tensors = std::map<std::string, Stored>;
-
-Tensors read_all(const std::string& folder) {
-  const Checkpoint checkpoint = Checkpoint::open(folder).value();
-  Tensors tensors;
-  checkpoint.for_each_name([&](std::string_view name, int32_t) {
-    const TensorInfo info = checkpoint.find(name).value();
-    Stored stored{{std::string(name), info.dtype, info.dims}, std::vector<std::byte>(static_cast<size_t>(info.size_bytes))};
-    EXPECT_TRUE(checkpoint.read(name, info, stored.bytes).ok());
-    tensors.emplace(name, std::move(stored));
-  });
-  return tensors;
-}
-
-void write_all(const Tensors& tensors, const std::string& folder) {
-  std::vector<TensorSpec> specs;
-  for (const auto& [name, stored] : tensors) specs.push_back(stored.spec);
-  CheckpointWriter writer = CheckpointWriter::create(folder, {specs}).value();
-  for (const auto& [name, stored] : tensors) ASSERT_TRUE(writer.append(name, stored.bytes).ok());
-  ASSERT_TRUE(writer.finish().ok());
 }
 
 TEST(Int8Trunk, LargeMatricesAreCodesAndScalesAndTheRestPasses) {

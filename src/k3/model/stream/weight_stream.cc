@@ -45,6 +45,11 @@ std::byte* head_place(std::byte* memory, int64_t offset) {
 Result<std::unique_ptr<WeightStream>> WeightStream::open(Checkpoint checkpoint, const Config& config, ExpertTable experts,
                                                          const MemoryPlan& plan, const StreamOptions& options,
                                                          ThreadPool& pool, const LoadProgress& progress) {
+  // Said before anything is read, not when the run is over and what it learned would be lost.
+  const std::string stats_folder = std::filesystem::path(options.expert_stats).parent_path().string();
+  if (!stats_folder.empty() && !is_directory(stats_folder)) {
+    return fail(Code::not_found, "--expert-stats {}: there is no folder {}", options.expert_stats, stats_folder);
+  }
   std::unique_ptr<WeightStream> stream(new WeightStream(std::move(checkpoint), config, plan));
   K3_TRY(stream->open_files(options));
   K3_TRY(stream->load_final());
@@ -54,11 +59,6 @@ Result<std::unique_ptr<WeightStream>> WeightStream::open(Checkpoint checkpoint, 
   K3_TRY_ASSIGN(stream->experts_, ExpertCache::create(stream->checkpoint_, stream->config_, std::move(experts),
                                                       *stream->reader_, stream->files_, plan.expert_slots));
   stream->stats_path_ = options.expert_stats;
-  // Said now, not when the run is over and what it learned would be lost.
-  const std::string stats_folder = std::filesystem::path(options.expert_stats).parent_path().string();
-  if (!stats_folder.empty() && !is_directory(stats_folder)) {
-    return fail(Code::not_found, "--expert-stats {}: there is no folder {}", options.expert_stats, stats_folder);
-  }
   if (!options.expert_stats.empty() && path_exists(options.expert_stats)) {
     K3_TRY_ASSIGN(const std::vector<uint64_t> counts, read_expert_stats(options.expert_stats, layers, of_layer));
     K3_TRY(stream->experts_->warm(counts, pool));

@@ -8,6 +8,7 @@
 #pragma once
 
 #include "k3/ops/cpu/lanes.h"
+#include "k3/ops/cpu/shuffle_avx512.h"
 #include "k3/ops/cpu/vec_math_avx512.h"
 
 namespace k3::ops {
@@ -61,42 +62,12 @@ struct Lanes512 : Vec512 {
     return add_parts(u[0], u[1]);
   }
   // The sums of four vectors.
-  static K3_VEC_INLINE void sum4(F a, F b, F c, F d, float* out) {
-    const __m512d x = _mm512_castps_pd(_mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)));
-    const __m512d y = _mm512_castps_pd(_mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d)));
-    const F s = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(x, y)), _mm512_castpd_ps(_mm512_unpackhi_pd(x, y)));
-    const __m256 t = _mm256_add_ps(_mm512_castps512_ps256(s), _mm512_extractf32x8_ps(s, 1));
-    _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(t), _mm256_extractf128_ps(t, 1)));
-  }
+  static K3_VEC_INLINE void sum4(F a, F b, F c, F d, float* out) { _mm_storeu_ps(out, sums_of_four(a, b, c, d)); }
   static K3_VEC_INLINE void transpose(const float* from, int64_t from_stride, float* to, int64_t to_stride) {
-    F r[16], t[16];
+    F rows[16];
+    transpose16(from, from_stride * 4, rows);
     K3_UNROLL
-    for (int i = 0; i < 16; ++i) r[i] = load(from + i * from_stride);
-    K3_UNROLL
-    for (int i = 0; i < 8; ++i) {
-      t[2 * i] = _mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]);
-      t[2 * i + 1] = _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]);
-    }
-    K3_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      K3_UNROLL
-      for (int j = 0; j < 2; ++j) {
-        const __m512d x = _mm512_castps_pd(t[4 * i + j]), y = _mm512_castps_pd(t[4 * i + j + 2]);
-        r[4 * i + 2 * j] = _mm512_castpd_ps(_mm512_unpacklo_pd(x, y));
-        r[4 * i + 2 * j + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(x, y));
-      }
-    }
-    // r[4 i + j], quarter p: column 4 p + j of rows 4 i .. 4 i + 3.
-    K3_UNROLL
-    for (int j = 0; j < 4; ++j) {
-      const F low01 = _mm512_shuffle_f32x4(r[j], r[4 + j], 0x44), high01 = _mm512_shuffle_f32x4(r[j], r[4 + j], 0xEE);
-      const F low23 = _mm512_shuffle_f32x4(r[8 + j], r[12 + j], 0x44);
-      const F high23 = _mm512_shuffle_f32x4(r[8 + j], r[12 + j], 0xEE);
-      store(to + j * to_stride, _mm512_shuffle_f32x4(low01, low23, 0x88));
-      store(to + (4 + j) * to_stride, _mm512_shuffle_f32x4(low01, low23, 0xDD));
-      store(to + (8 + j) * to_stride, _mm512_shuffle_f32x4(high01, high23, 0x88));
-      store(to + (12 + j) * to_stride, _mm512_shuffle_f32x4(high01, high23, 0xDD));
-    }
+    for (int i = 0; i < 16; ++i) store(to + i * to_stride, rows[i]);
   }
 
  private:

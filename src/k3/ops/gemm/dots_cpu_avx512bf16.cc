@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "k3/ops/cpu/shuffle_avx512.h"
 #include "k3/ops/gemm/dots.h"
 #include "k3/ops/gemm/i8_words_avx512.h"
 #include "k3/ops/gemm/mx_words_avx512.h"
@@ -15,17 +16,6 @@ using I = __m512i;
 
 K3_VEC_INLINE F dot(F acc, I a, I b) {
   return _mm512_dpbf16_ps(acc, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
-}
-
-// Sums of four vectors: pairs of lanes 1 apart, 2 apart, then the quarters.
-K3_VEC_INLINE __m128 sum4(F a, F b, F c, F d) {
-  const F ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
-  const F cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
-  const __m512d ab2 = _mm512_castps_pd(ab), cd2 = _mm512_castps_pd(cd);
-  const F q =
-      _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(ab2, cd2)), _mm512_castpd_ps(_mm512_unpackhi_pd(ab2, cd2)));
-  const __m256 h = _mm256_add_ps(_mm512_castps512_ps256(q), _mm512_extractf32x8_ps(q, 1));
-  return _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
 }
 
 K3_VEC_INLINE const uint8_t* row_of(const DotsJob& job, int64_t row) {
@@ -139,7 +129,7 @@ K3_VEC_INLINE void store_sums(const DotsJob& job, int64_t token, int64_t row, bo
     float* y = job.y[token + t] + (row - job.y_origin);
     K3_UNROLL
     for (int r = 0; r < R; r += 4) {
-      const __m128 sums = sum4(acc[t][r], acc[t][r + 1], acc[t][r + 2], acc[t][r + 3]);
+      const __m128 sums = sums_of_four(acc[t][r], acc[t][r + 1], acc[t][r + 2], acc[t][r + 3]);
       const auto m = static_cast<__mmask8>(rows - r >= 4 ? 15 : rows <= r ? 0 : (1 << (rows - r)) - 1);
       _mm_mask_storeu_ps(y + r, m, first ? sums : _mm_add_ps(_mm_maskz_loadu_ps(m, y + r), sums));
     }

@@ -5,10 +5,7 @@
 
 #include "k3/base/check.h"
 #include "k3/base/numa/numa_plan.h"
-#include "k3/ops/gemm/dots.h"
-#include "k3/ops/gemm/int8_dots.h"
-#include "k3/ops/gemm/rows.h"
-#include "k3/ops/gemm/tiles.h"
+#include "k3/ops/gemm/panel.h"
 
 namespace k3::ops {
 namespace {
@@ -178,9 +175,6 @@ Part make_part(const Ctx& ctx, Inputs& inputs, const Tensor& x, const LinearPart
   }
   return part;
 }
-
-constexpr int64_t kPanelBytes = std::max<int64_t>(
-    {kPanelFloats * int64_t{4}, kDotsPanelElements* int64_t{2}, kTilesPanelElements* int64_t{2}, kInt8PanelBytes});
 
 void run_parts(const Ctx& ctx, std::span<Part> parts, int64_t tokens, int64_t cols) {
   int64_t line = 0, products = 0;

@@ -84,21 +84,9 @@ struct RowVecPortable : VecPortable {
     }
   };
   // A step is a group of 32.
-  struct I8 {
+  struct I8 : I8Rows {
     static constexpr int kVectors = 8;
-    static constexpr bool kDense = false;
-    const int8_t* row[kTileRows];
-    const uint8_t* scales[kTileRows];
 
-    K3_VEC_INLINE void begin(const RowsJob& job, int64_t first, int64_t k0, int64_t) {
-      K3_UNROLL
-      for (int r = 0; r < kTileRows; ++r) {
-        const int64_t at = clamp_row(job, first + r) * job.w.cols + k0;
-        row[r] = static_cast<const int8_t*>(job.w.data) + at;
-        scales[r] = job.w.scales + at / kInt8Group;
-      }
-    }
-    K3_VEC_INLINE void prefetch(const RowsJob& job, int r, int64_t k) const { prefetch_far(row[r] + k, job); }
     K3_VEC_INLINE void load(int r, int64_t k, F* w) const {
       const F factor = set(int8_factor(scales[r][k / kInt8Group]));
       const int8_t* p = row[r] + k;

@@ -100,21 +100,9 @@ struct RowVec256 : Vec256 {
     }
   };
   // A step is a group of 32.
-  struct I8 {
+  struct I8 : I8Rows {
     static constexpr int kVectors = 4;
-    static constexpr bool kDense = false;
-    const int8_t* row[kTileRows];
-    const uint8_t* scales[kTileRows];
 
-    K3_VEC_INLINE void begin(const RowsJob& job, int64_t first, int64_t k0, int64_t) {
-      K3_UNROLL
-      for (int r = 0; r < kTileRows; ++r) {
-        const int64_t at = clamp_row(job, first + r) * job.w.cols + k0;
-        row[r] = static_cast<const int8_t*>(job.w.data) + at;
-        scales[r] = job.w.scales + at / kInt8Group;
-      }
-    }
-    K3_VEC_INLINE void prefetch(const RowsJob& job, int r, int64_t k) const { prefetch_far(row[r] + k, job); }
     K3_VEC_INLINE void load(int r, int64_t k, F* w) const {
       const uint32_t s = scales[r][k / kInt8Group];
       const F factor = _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int>((s > 6 ? s - 6 : 0) << 23)));

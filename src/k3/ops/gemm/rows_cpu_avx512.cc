@@ -1,4 +1,5 @@
 // AVX-512 decoders and entry points of rows.h.
+#include "k3/ops/cpu/shuffle_avx512.h"
 #include "k3/ops/cpu/vec_math_avx512.h"
 #include "k3/ops/gemm/rows_kernel.h"
 #include "k3/ops/int8/int8.h"
@@ -15,16 +16,7 @@ struct RowVec512 : Vec512 {
   static K3_VEC_INLINE Q load4(const float* p) { return _mm_loadu_ps(p); }
   static K3_VEC_INLINE void store4(float* p, Q x) { _mm_storeu_ps(p, x); }
   static K3_VEC_INLINE Q add4(Q a, Q b) { return _mm_add_ps(a, b); }
-  // Sums of four vectors; for each: lanes 2 apart, then 1 apart inside each quarter, then the quarters.
-  static K3_VEC_INLINE Q sum4(F a, F b, F c, F d) {
-    const F ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
-    const F cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
-    const __m512d ab2 = _mm512_castps_pd(ab), cd2 = _mm512_castps_pd(cd);
-    const F q =
-        _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(ab2, cd2)), _mm512_castpd_ps(_mm512_unpackhi_pd(ab2, cd2)));
-    const __m256 h = _mm256_add_ps(_mm512_castps512_ps256(q), _mm512_extractf32x8_ps(q, 1));
-    return _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
-  }
+  static K3_VEC_INLINE Q sum4(F a, F b, F c, F d) { return sums_of_four(a, b, c, d); }
 
   struct Bf16 {
     using Element = uint16_t;

@@ -11,6 +11,7 @@
 
 #include "k3/ops/cpu/vec_math.h"
 #include "k3/ops/gemm/rows.h"
+#include "k3/ops/int8/int8.h"
 
 namespace k3::ops {
 
@@ -71,6 +72,23 @@ struct Decode16 {
   K3_VEC_INLINE void prefetch(const RowsJob& job, int r, int64_t k) const { prefetch_ahead(row[r] + k, job); }
   K3_VEC_INLINE void load(int r, int64_t k, typename V::F* w) const { w[0] = W::widen(row[r] + k); }
   K3_VEC_INLINE void load_tail(int r, int64_t k, int64_t n, typename V::F* w) const { w[0] = W::widen(row[r] + k, n); }
+};
+
+// Rows of 8-bit codes and their scales: what the decoders share that look up a scale at every group.
+struct I8Rows {
+  static constexpr bool kDense = false;
+  const int8_t* row[kTileRows];
+  const uint8_t* scales[kTileRows];
+
+  K3_VEC_INLINE void begin(const RowsJob& job, int64_t first, int64_t k0, int64_t) {
+    K3_UNROLL
+    for (int r = 0; r < kTileRows; ++r) {
+      const int64_t at = clamp_row(job, first + r) * job.w.cols + k0;
+      row[r] = static_cast<const int8_t*>(job.w.data) + at;
+      scales[r] = job.w.scales + at / kInt8Group;
+    }
+  }
+  K3_VEC_INLINE void prefetch(const RowsJob& job, int r, int64_t k) const { prefetch_far(row[r] + k, job); }
 };
 
 // Sums of one tile over one block of columns. x points at column k0 of each token.

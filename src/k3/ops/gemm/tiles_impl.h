@@ -15,43 +15,13 @@
 #include <algorithm>
 #include <cstring>
 
+#include "k3/ops/cpu/shuffle_avx512.h"
 #include "k3/ops/gemm/i8_words_avx512.h"
 #include "k3/ops/gemm/mx_words_avx512.h"
 #include "k3/ops/gemm/tiles.h"
 
 namespace k3::ops {
 namespace {
-
-// 16 rows of 64 bytes as a matrix of dwords, to their transpose, in registers.
-K3_VEC_INLINE void transpose16(const void* from, int64_t stride, __m512* out) {
-  __m512 r[16], t[16];
-  K3_UNROLL
-  for (int i = 0; i < 16; ++i) r[i] = _mm512_loadu_ps(static_cast<const char*>(from) + i * stride);
-  K3_UNROLL
-  for (int i = 0; i < 8; ++i) {
-    t[2 * i] = _mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]);
-    t[2 * i + 1] = _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]);
-  }
-  K3_UNROLL
-  for (int i = 0; i < 4; ++i) {
-    K3_UNROLL
-    for (int j = 0; j < 2; ++j) {
-      const __m512d x = _mm512_castps_pd(t[4 * i + j]), y = _mm512_castps_pd(t[4 * i + j + 2]);
-      r[4 * i + 2 * j] = _mm512_castpd_ps(_mm512_unpacklo_pd(x, y));
-      r[4 * i + 2 * j + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(x, y));
-    }
-  }
-  K3_UNROLL
-  for (int j = 0; j < 4; ++j) {
-    const __m512 low01 = _mm512_shuffle_f32x4(r[j], r[4 + j], 0x44), high01 = _mm512_shuffle_f32x4(r[j], r[4 + j], 0xEE);
-    const __m512 low23 = _mm512_shuffle_f32x4(r[8 + j], r[12 + j], 0x44);
-    const __m512 high23 = _mm512_shuffle_f32x4(r[8 + j], r[12 + j], 0xEE);
-    out[j] = _mm512_shuffle_f32x4(low01, low23, 0x88);
-    out[4 + j] = _mm512_shuffle_f32x4(low01, low23, 0xDD);
-    out[8 + j] = _mm512_shuffle_f32x4(high01, high23, 0x88);
-    out[12 + j] = _mm512_shuffle_f32x4(high01, high23, 0xDD);
-  }
-}
 
 // A result tile (rows: outputs, columns: tokens) into y, transposed; later blocks of columns add.
 inline void store_result(const TilesJob& job, const float* tile, int64_t token, int64_t row, bool first) {

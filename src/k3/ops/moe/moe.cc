@@ -3,10 +3,7 @@
 #include <algorithm>
 
 #include "k3/base/check.h"
-#include "k3/ops/gemm/dots.h"
-#include "k3/ops/gemm/int8_dots.h"
-#include "k3/ops/gemm/rows.h"
-#include "k3/ops/gemm/tiles.h"
+#include "k3/ops/gemm/panel.h"
 #include "k3/ops/moe/moe_plan.h"
 
 namespace k3::ops {
@@ -67,9 +64,6 @@ struct Scratch {
 
 float* take_floats(Workspace& w, int64_t count) { return static_cast<float*>(w.bytes(count * 4)); }
 float** take_rows(Workspace& w, int64_t count) { return static_cast<float**>(w.bytes(count * int64_t{sizeof(float*)})); }
-
-constexpr int64_t kPanelBytes = std::max<int64_t>(
-    {kPanelFloats * int64_t{4}, kDotsPanelElements* int64_t{2}, kTilesPanelElements* int64_t{2}, kInt8PanelBytes});
 
 // Rows of inputs in whichever form the call works on.
 struct InputRows {
@@ -133,7 +127,8 @@ void prepare_inputs(Call& c) {
   const int64_t tokens = c.z.dim(0), stride = dots_stride(c.width);
   c.int8 = forms.int8;
   c.dots = forms.dots && !c.int8;
-  c.tiles = forms.tiles && !c.int8 && (c.most >= kTilesFrom || c.ctx.deterministic);
+  // By the tokens of the call, not by the largest group: the choice must not depend on which experts are at hand.
+  c.tiles = forms.tiles && !c.int8 && (tokens >= kTilesFrom || c.ctx.deterministic);
   if (c.int8) {
     c.z_int8 = static_cast<uint8_t*>(ws.bytes(tokens * int8_row_bytes(c.width)));
     c.h_int8 = static_cast<uint8_t*>(ws.bytes(c.slots() * int8_row_bytes(c.hidden)));

@@ -29,7 +29,8 @@ void moe(const Ctx& ctx, const Tensor& z, const Tensor& ids, const Tensor& weigh
 
 // The same in parts, for experts that are not all in memory at once: slot_out [T * topk, R] gets the unweighted result
 // of every slot (t, j) whose expert is in `subset`; other rows stay as they are. Only experts of the subset need weights.
-// After all of them moe_combine sums in the order of ids. Whatever the parts, `out` is bit for bit that of moe.
+// After all of them moe_combine sums in the order of ids. Whatever the parts, `out` is bit for bit that of moe,
+// if all experts have one scheme (mixed ones share the FP32 rows of whatever is at hand).
 void moe_slots(const Ctx& ctx, const Tensor& z, const Tensor& ids, std::span<const int32_t> subset,
                std::span<const ExpertWeights> experts, const Glu& activation, const Tensor& slot_out) noexcept;
 void moe_combine(const Ctx& ctx, const Tensor& slot_out, const Tensor& weights, const Tensor& out) noexcept;
