@@ -254,7 +254,7 @@ TEST_P(OracleOps, WholeKdaLayer) {
     kda_layer(ctx_, c, w, batch, batch.caches[0], v.tensor("in", {tokens, 128}), out);
     expect_close(out, v.values("out"), name);
     const std::vector<float> expected = v.values("state_out");  // [H, K, V]
-    const float* state = batch.caches[0].state.recurrent_of(0);
+    const auto* state = static_cast<const float*>(batch.caches[0].state.recurrent_of(0));
     for (int64_t h = 0; h < 4; ++h) {
       for (int64_t k = 0; k < 16; ++k) {
         for (int64_t j = 0; j < 16; ++j) {

@@ -16,8 +16,9 @@
 namespace k3 {
 
 struct LayerCache {
-  ops::StateSlots state;                // KDA layers
-  std::span<const ops::PagedKv> pages;  // MLA layers, [B]
+  ops::StateSlots state;                        // KDA layers
+  std::span<const ops::StateExport> exports;    // KDA layers: checkpoints to write inside the pass
+  std::span<const ops::PagedKv> pages;          // MLA layers, [B]
 };
 
 struct Batch {

@@ -82,47 +82,28 @@ Status Model::check_ids(std::span<const int32_t> ids) const {
   return {};
 }
 
-Runner::Runner(const Model& model, ThreadPool& pool, const RunnerOptions& options, SequencePool cache)
-    : model_(&model),
+Runner::Runner(Stepper stepper, const RunnerOptions& options, SequencePool cache)
+    : stepper_(std::move(stepper)),
       options_(options),
       cache_(std::move(cache)),
-      workspace_(std::make_unique<Workspace>()),
-      broken_(static_cast<size_t>(options.sequences), false) {
-  ctx_.pool = &pool;
-  ctx_.workspace = workspace_.get();
-  ctx_.isa = options.isa;
-  ctx_.policy = options.policy;
-  ctx_.deterministic = options.deterministic;
-  ctx_.int8_activations = options.int8_activations;
-}
+      broken_(static_cast<size_t>(options.sequences), false) {}
 
 Result<Runner> Runner::create(const Model& model, ThreadPool& pool, const RunnerOptions& wanted) {
   RunnerOptions options = wanted;
-  if (model.plan()) options.chunk_tokens = std::min(options.chunk_tokens, model.plan()->chunk_tokens);
+  const std::optional<MemoryPlan>& plan = model.plan();
+  if (plan) options.chunk_tokens = std::min(options.chunk_tokens, plan->chunk_tokens);
   if (options.ctx_tokens < 1 || options.chunk_tokens < 1 || options.sequences < 1) {
     return fail(Code::invalid_argument, "context, chunk and sequences must be at least 1");
   }
-  if (options.isa > ops::detect_isa()) {
-    return fail(Code::unsupported, "this processor has no {}; the best it has is {}", ops::isa_name(options.isa),
-                ops::isa_name(ops::detect_isa()));
+  if (plan && (options.sequences > plan->sequences ||
+               options.sequences * options.ctx_tokens > plan->sequences * plan->ctx_tokens)) {
+    return fail(Code::exhausted, "the memory plan has room for {} sequences of {} tokens, not for {} of {}", plan->sequences,
+                plan->ctx_tokens, options.sequences, options.ctx_tokens);
   }
+  K3_TRY_ASSIGN(Stepper stepper, Stepper::create(model, pool, options));
   K3_TRY_ASSIGN(SequencePool cache,
                 SequencePool::create(model.config(), options.policy, options.sequences, options.ctx_tokens));
-  Runner runner(model, pool, options, std::move(cache));
-  K3_TRY(runner.reserve());
-  return runner;
-}
-
-// What the plan promised is taken now: a step of a planned size cannot run out of memory.
-Status Runner::reserve() {
-  const std::optional<MemoryPlan>& plan = model_->plan();
-  if (!plan) return {};
-  if (options_.sequences > plan->sequences || options_.sequences * options_.ctx_tokens > plan->sequences * plan->ctx_tokens) {
-    return fail(Code::exhausted, "the memory plan has room for {} sequences of {} tokens, not for {} of {}", plan->sequences,
-                plan->ctx_tokens, options_.sequences, options_.ctx_tokens);
-  }
-  logits_.reserve(static_cast<size_t>(plan->logits_bytes / 4));
-  return workspace_->reserve(plan->scratch_bytes);
+  return Runner(std::move(stepper), options, std::move(cache));
 }
 
 void Runner::reset(int32_t sequence) {
@@ -142,7 +123,7 @@ Result<Tensor> Runner::step(std::span<const StepInput> inputs) {
   rows_.clear();
   offsets_.assign(1, 0);
   for (const StepInput& input : inputs) {
-    K3_TRY(model_->check_ids(input.tokens));
+    K3_TRY(model().check_ids(input.tokens));
     K3_TRY(check_sequence(input.sequence));
     if (std::find(sequences_.begin(), sequences_.end(), input.sequence) != sequences_.end()) {
       return fail(Code::invalid_argument, "sequence {} stands twice in one step", input.sequence);
@@ -165,25 +146,13 @@ Result<Tensor> Runner::step(std::span<const StepInput> inputs) {
       for (int64_t t = begin; t < end; ++t) rows_.push_back(t);
     }
   }
-  const auto rows = static_cast<int64_t>(rows_.size());
-  if (const auto& plan = model_->plan()) {
-    const int64_t planned_rows = plan->logits_bytes / (4 * model_->config().vocab_size);
-    if (static_cast<int64_t>(tokens_.size()) > options_.chunk_tokens || rows > planned_rows) {
-      return fail(Code::exhausted, "a step of {} tokens and {} rows of logits; the memory plan has room for {} and {}",
-                  tokens_.size(), rows, options_.chunk_tokens, planned_rows);
-    }
-  }
-  const int64_t vocab = model_->config().vocab_size;
-  logits_.resize(static_cast<size_t>(rows * vocab));
-  const Tensor logits(logits_.data(), DType::f32, {rows, vocab});
-  if (tokens_.empty()) return logits;
-  const Batch batch{tokens_, offsets_, history_, cache_.views(sequences_), rows_};
-  const WeightSource source = model_->source();
-  std::unique_lock<std::mutex> turn;
-  if (source.stream != nullptr) turn = std::unique_lock(source.stream->step_mutex());
-  if (Status status = forward(ctx_, model_->config(), source, batch, logits); !status.ok()) {
+  // Options may allow less than the plan; a step that is too large leaves its sequences as they are.
+  const auto tokens = static_cast<int64_t>(tokens_.size()), rows = static_cast<int64_t>(rows_.size());
+  K3_TRY(stepper_.check_size(tokens, rows));
+  Result<Tensor> logits = stepper_.run({tokens_, offsets_, history_, cache_.views(sequences_), rows_});
+  if (!logits.ok()) {
     for (const StepInput& input : inputs) broken_[static_cast<size_t>(input.sequence)] = true;
-    return std::move(status).take_error();
+    return logits;
   }
   for (const StepInput& input : inputs) cache_.advance(input.sequence, static_cast<int64_t>(input.tokens.size()));
   return logits;

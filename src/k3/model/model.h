@@ -22,6 +22,7 @@
 #include "k3/format/config.h"
 #include "k3/model/forward.h"
 #include "k3/model/sequence.h"
+#include "k3/model/stepper.h"
 #include "k3/model/stream/weight_stream.h"
 #include "k3/model/weights.h"
 #include "k3/ops/ctx.h"
@@ -65,11 +66,7 @@ class Model {
 // The folder of a model path that may be the folder or its config file.
 std::string model_folder(const std::string& path);
 
-struct RunnerOptions {
-  ops::Policy policy = ops::Policy::bf16;
-  ops::Isa isa = ops::detect_isa();
-  bool deterministic = false;
-  bool int8_activations = false;  // ops/ctx.h
+struct RunnerOptions : ComputeMode {
   int64_t sequences = 1;
   int64_t ctx_tokens = 8192;
   int64_t chunk_tokens = 512;  // most tokens of one forward; bounds the workspace
@@ -98,20 +95,16 @@ class Runner {
   int64_t length(int32_t sequence) const { return cache_.length(sequence); }
   int64_t room(int32_t sequence) const { return cache_.room(sequence); }
   const RunnerOptions& options() const { return options_; }
-  const Model& model() const { return *model_; }
-  ops::Ctx& ctx() { return ctx_; }
+  const Model& model() const { return stepper_.model(); }
+  ops::Ctx& ctx() { return stepper_.ctx(); }
 
  private:
-  Runner(const Model& model, ThreadPool& pool, const RunnerOptions& options, SequencePool cache);
+  Runner(Stepper stepper, const RunnerOptions& options, SequencePool cache);
   Status check_sequence(int32_t sequence) const;
-  Status reserve();
 
-  const Model* model_;
+  Stepper stepper_;
   RunnerOptions options_;
   SequencePool cache_;
-  std::unique_ptr<Workspace> workspace_;
-  ops::Ctx ctx_;
-  std::vector<float> logits_;
   std::vector<bool> broken_;  // by sequence: a step failed half-way
   std::vector<int32_t> tokens_, sequences_;
   std::vector<int64_t> offsets_, history_, rows_;

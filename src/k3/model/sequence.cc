@@ -65,7 +65,8 @@ std::span<const LayerCache> SequencePool::views(std::span<const int32_t> sequenc
     const Layer& layer = layers_[l];
     LayerCache& view = views_[l];
     if (config_.is_kda(static_cast<int64_t>(l))) {
-      view.state = {reinterpret_cast<float*>(layer.recurrent.data()),
+      view.state = {layer.recurrent.data(),
+                    DType::f32,
                     state_elements(config_),
                     layer.conv.data(),
                     cache_dtype_,

@@ -32,17 +32,27 @@ struct PagedKv {
 };
 
 struct StateSlots {
-  float* recurrent = nullptr;     // [slots, H, Dv, Dk] f32, V-first
-  int64_t recurrent_stride = 0;   // elements from slot to slot
+  void* recurrent = nullptr;           // [slots, H, Dv, Dk] recurrent_dtype, V-first
+  DType recurrent_dtype = DType::f32;  // f32 or bf16
+  int64_t recurrent_stride = 0;        // elements from slot to slot
   void* conv = nullptr;           // [slots, 3 (q, k, v), K - 1 (oldest first), H * D] conv_dtype
   DType conv_dtype = DType::f32;  // f32 or bf16
   int64_t conv_stride = 0;
   const int32_t* slots = nullptr;  // [B] slot of each sequence of the step
 
-  float* recurrent_of(int64_t sequence) const { return recurrent + slots[sequence] * recurrent_stride; }
-  void* conv_of(int64_t sequence) const {
-    return static_cast<std::byte*>(conv) + slots[sequence] * conv_stride * dtype_bytes(conv_dtype);
+  void* recurrent_at(int64_t slot) const {
+    return static_cast<std::byte*>(recurrent) + slot * recurrent_stride * dtype_bytes(recurrent_dtype);
   }
+  void* conv_at(int64_t slot) const { return static_cast<std::byte*>(conv) + slot * conv_stride * dtype_bytes(conv_dtype); }
+  void* recurrent_of(int64_t sequence) const { return recurrent_at(slots[sequence]); }
+  void* conv_of(int64_t sequence) const { return conv_at(slots[sequence]); }
+};
+
+// A copy of both states of a sequence after so many tokens of the step goes to this slot.
+struct StateExport {
+  int64_t sequence = 0;  // of the step
+  int64_t tokens = 0;    // 1 .. its tokens in the step
+  int32_t slot = 0;
 };
 
 }  // namespace k3::ops

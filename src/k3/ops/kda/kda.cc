@@ -41,6 +41,8 @@ void check(const KdaArgs& args) {
   K3_CHECK(args.states.size() + 1 == args.offsets.size(), "kda: {} states", args.states.size());
   K3_CHECK(std::is_sorted(args.offsets.begin(), args.offsets.end()), "kda: offsets decrease");
   K3_CHECK(!args.lower_bound || *args.lower_bound < 0, "kda: lower bound {}", args.lower_bound.value_or(0));
+  K3_CHECK(args.state_dtype == DType::f32 || args.state_dtype == DType::bf16, "kda: states of dtype {}",
+           dtype_name(args.state_dtype));
   for (const KdaExport& e : args.exports) {
     K3_CHECK(e.sequence >= 0 && e.sequence < static_cast<int64_t>(args.states.size()), "kda: export of sequence {}",
              e.sequence);
@@ -58,9 +60,38 @@ int64_t next_stop(const KdaArgs& args, int64_t sequence, int64_t done, int64_t l
   return stop;
 }
 
+// One head's state as the kernels want it. A BF16 state lives widened in the scratch while its tokens pass.
+struct HeadState {
+  DType dtype;
+  int64_t elements, head;
+  float* values;
+
+  HeadState(const KdaArgs& args, int64_t sequence, int64_t head_, float* scratch)
+      : dtype(args.state_dtype), elements(args.q.dim(2) * args.q.dim(2)), head(head_), values(scratch) {
+    void* state = args.states[static_cast<size_t>(sequence)];
+    if (dtype == DType::f32) {
+      values = static_cast<float*>(state) + head * elements;
+    } else {
+      convert_to_float(static_cast<uint16_t*>(state) + head * elements, dtype, elements, values);
+    }
+  }
+  void store(void* state) const {
+    if (dtype == DType::f32) {
+      std::memcpy(static_cast<float*>(state) + head * elements, values, static_cast<size_t>(elements) * sizeof(float));
+    } else {
+      convert_from_float(values, dtype, elements, static_cast<uint16_t*>(state) + head * elements);
+    }
+  }
+  void round() const {
+    for (int64_t i = 0; i < elements; ++i) values[i] = round_to_bf16(values[i]);
+  }
+};
+
 void run_head(const KdaArgs& args, const KdaKernels& kernel, bool deterministic, int64_t sequence, int64_t head,
               float* scratch) {
   const int64_t heads = args.q.dim(1), dim = args.q.dim(2);
+  const HeadState state(args, sequence, head, scratch + kda_scratch_floats(dim));
+  const bool token_by_token = deterministic && args.state_dtype == DType::bf16;
   const int64_t first = args.offsets[static_cast<size_t>(sequence)];
   const int64_t length = args.offsets[static_cast<size_t>(sequence) + 1] - first;
   KdaRun run;
@@ -72,7 +103,7 @@ void run_head(const KdaArgs& args, const KdaKernels& kernel, bool deterministic,
   run.bounded = args.lower_bound.has_value();
   run.lower_bound = args.lower_bound.value_or(0);
   run.scale = 1 / std::sqrt(static_cast<float>(dim));
-  run.state = args.states[static_cast<size_t>(sequence)] + head * dim * dim;
+  run.state = state.values;
   run.scratch = scratch;
   for (int64_t done = 0; done < length;) {
     const int64_t stop = next_stop(args, sequence, done, length);
@@ -84,6 +115,7 @@ void run_head(const KdaArgs& args, const KdaKernels& kernel, bool deterministic,
     run.out = args.out.f32() + at;
     run.b = args.b.f32() + (first + done) * heads + head;
     run.tokens = stop - done;
+    if (token_by_token) run.tokens = 1;
     bool chunk = args.form == KdaForm::chunk;
     if (args.form == KdaForm::automatic && !deterministic && run.tokens >= kChunkFrom) {
       chunk = true;
@@ -92,9 +124,40 @@ void run_head(const KdaArgs& args, const KdaKernels& kernel, bool deterministic,
     }
     (chunk ? kernel.chunk : kernel.recurrent)(run);
     done += run.tokens;
+    if (token_by_token) state.round();
     for (const KdaExport& e : args.exports) {
-      if (e.sequence != sequence || e.tokens != done) continue;
-      std::memcpy(e.state + head * dim * dim, run.state, static_cast<size_t>(dim * dim) * sizeof(float));
+      if (e.sequence == sequence && e.tokens == done) state.store(e.state);
+    }
+  }
+  if (args.state_dtype != DType::f32 && length > 0) state.store(args.states[static_cast<size_t>(sequence)]);
+}
+
+// Scratch of a worker: that of the kernel, and a widened state.
+int64_t worker_floats(const KdaArgs& args) {
+  const int64_t dim = args.q.dim(2);
+  return kda_scratch_floats(dim) + (args.state_dtype == DType::f32 ? 0 : dim * dim);
+}
+
+// Convolution of one part (q, k or v) of one head of a sequence, in runs that end where the tail is wanted.
+void convolve(const KdaMixArgs& args, ConvKernel kernel, const Tensor& x, int64_t sequence, size_t part, int64_t begin,
+              int64_t end) {
+  const int64_t first = args.kda.offsets[static_cast<size_t>(sequence)];
+  const int64_t length = args.kda.offsets[static_cast<size_t>(sequence) + 1] - first;
+  const Tensor& taps = *args.taps[part];
+  const ConvTail& tail = args.tails[static_cast<size_t>(3 * sequence) + part];
+  for (int64_t done = 0; done < length;) {
+    const int64_t stop = args.export_tails.empty() ? length : next_stop(args.kda, sequence, done, length);
+    short_conv_block(kernel, x, taps, first + done, stop - done, tail, x, begin, end);
+    done = stop;
+    for (size_t e = 0; 3 * e < args.export_tails.size(); ++e) {
+      if (args.kda.exports[e].sequence != sequence || args.kda.exports[e].tokens != done) continue;
+      const int64_t size = dtype_bytes(tail.dtype), row = taps.dim(0) * size;
+      auto* to = static_cast<std::byte*>(args.export_tails[3 * e + part].data);
+      const auto* from = static_cast<const std::byte*>(tail.data);
+      for (int64_t n = 0; n + 1 < taps.dim(1); ++n) {
+        const int64_t at = n * row + begin * size;
+        std::memcpy(to + at, from + at, static_cast<size_t>((end - begin) * size));
+      }
     }
   }
 }
@@ -103,12 +166,12 @@ void run_head(const KdaArgs& args, const KdaKernels& kernel, bool deterministic,
 
 void kda(const Ctx& ctx, const KdaArgs& args) noexcept {
   check(args);
-  const int64_t heads = args.q.dim(1), dim = args.q.dim(2);
+  const int64_t heads = args.q.dim(1);
   const auto sequences = static_cast<int64_t>(args.states.size());
   if (args.q.size() == 0) return;
   K3_CHECK(ctx.workspace != nullptr, "kda needs a workspace");
   const Workspace::Scope scope(*ctx.workspace);
-  const int64_t scratch_floats = kda_scratch_floats(dim);
+  const int64_t scratch_floats = worker_floats(args);
   float* scratch = ctx.workspace->tensor({worker_count(ctx), scratch_floats}).f32();
   const KdaKernels& kernel = kernels(ctx.isa);
   run_tasks(ctx, sequences * heads, [&](int worker, int64_t task) {
@@ -131,7 +194,9 @@ void kda_mix(const Ctx& ctx, const KdaMixArgs& args) noexcept {
   check_tensor(args.y, {tokens, channels}, "y");
   if (tokens == 0) return;
   const Workspace::Scope scope(*ctx.workspace);
-  const int64_t scratch_floats = kda_scratch_floats(dim);
+  K3_CHECK(args.export_tails.empty() || args.export_tails.size() == 3 * args.kda.exports.size(), "kda_mix: {} export tails",
+           args.export_tails.size());
+  const int64_t scratch_floats = worker_floats(args.kda);
   float* scratch = ctx.workspace->tensor({worker_count(ctx), scratch_floats}).f32();
   const KdaKernels& kernel = kernels(ctx.isa);
   const ConvKernel conv = conv_kernel(ctx.isa);
@@ -143,9 +208,7 @@ void kda_mix(const Ctx& ctx, const KdaMixArgs& args) noexcept {
     const int64_t count = args.kda.offsets[static_cast<size_t>(sequence) + 1] - first;
     if (count == 0) return;
     for (size_t part = 0; part < 3; ++part) {
-      const Tensor x = inputs[part]->reshape({tokens, channels});
-      short_conv_block(conv, x, *args.taps[part], first, count, args.tails[static_cast<size_t>(3 * sequence) + part], x, begin,
-                       begin + dim);
+      convolve(args, conv, inputs[part]->reshape({tokens, channels}), sequence, part, begin, begin + dim);
     }
     run_head(args.kda, kernel, ctx.deterministic, sequence, head, scratch + worker * scratch_floats);
     for (int64_t t = first; t < first + count; ++t) {

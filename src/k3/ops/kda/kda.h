@@ -1,11 +1,13 @@
 // Purpose:  Kimi Delta Attention: gated delta rule with per-channel decay, over packed sequences.
 // Shapes:   q, k, v, z [T, H, D] f32 contiguous (after conv and SiLU; z is the decay input f_b(f_a x));
 //           b [T, H] beta logits; a_log [H]; dt_bias [H, D]; offsets [B + 1];
-//           states[s] -> [H, Dv = D, Dk = D] f32 of sequence s, V-first; out [T, H, D].
+//           states[s] -> [H, Dv = D, Dk = D] state_dtype of sequence s, V-first; out [T, H, D].
 // Units:    decay g as natural logarithm: lower_bound * sigmoid(exp(a_log) * (z + dt_bias)), or without a
 //           lower bound -exp(a_log) * softplus(z + dt_bias).
 // Memory:   out is overwritten, states are read and replaced; each export receives a copy of the state after
-//           the given number of tokens of its sequence (of this call). Scratch from the workspace.
+//           the given number of tokens of its sequence (of this call). A BF16 state is FP32 inside a call and rounded to
+//           nearest when it is stored; with Ctx::deterministic after every token, so that how tokens are split into calls
+//           does not show. Scratch from the workspace.
 // Threads:  parallel over (sequence, head) inside; results do not depend on the thread count.
 // Errors:   K3_CHECK on shapes. Empty sequences leave their state as it is.
 // Source:   model.md 3.3, kernels.md 1-2. q and k are L2-normalised with 1e-6 added to the SUM of squares, q is
@@ -28,7 +30,7 @@ enum class KdaForm { automatic, recurrent, chunk };  // automatic: recurrent for
 struct KdaExport {
   int64_t sequence = 0;
   int64_t tokens = 0;      // 1 .. length of the sequence in this call; any position, on the chunk grid or not
-  float* state = nullptr;  // [H, D, D]
+  void* state = nullptr;   // [H, D, D] state_dtype
 };
 
 struct KdaArgs {
@@ -36,7 +38,8 @@ struct KdaArgs {
   Tensor a_log, dt_bias;
   std::optional<float> lower_bound;
   std::span<const int64_t> offsets;
-  std::span<float* const> states;
+  std::span<void* const> states;
+  DType state_dtype = DType::f32;  // f32 or bf16
   std::span<const KdaExport> exports;
   Tensor out;
   KdaForm form = KdaForm::automatic;
@@ -48,11 +51,13 @@ void kda_ref(const KdaArgs& args) noexcept;
 // The whole token mixer of a KDA layer in one pass over each head: convolution with SiLU of q, k and v (short_conv), the
 // recurrence, then the gated RMSNorm per head. One parallel region; the arithmetic is that of the three ops.
 // args.q, k, v hold projections and are overwritten by their convolutions; args.out is overwritten by the recurrence's
-// output. taps [H * D, K]; tails[3 * s + part] of sequence s; gate, y [T, H * D]. D is at most 256.
+// output. taps [H * D, K]; tails[3 * s + part] of sequence s; gate, y [T, H * D]. D is at most 256. export_tails, when
+// given: [3 * e + part] receives the conv tail at the position of kda.exports[e].
 struct KdaMixArgs {
   KdaArgs kda;
   const Tensor* taps[3] = {};
   std::span<const ConvTail> tails;
+  std::span<const ConvTail> export_tails;
   Tensor norm;  // [D]
   Tensor gate;
   float eps = 0;

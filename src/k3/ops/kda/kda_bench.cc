@@ -18,7 +18,7 @@ void run(benchmark::State& state, KdaForm form) {
   Workspace workspace;
   ThreadPool pool(static_cast<int>(state.range(3)));
   const Ctx ctx{.pool = &pool, .workspace = &workspace, .isa = isa};
-  std::vector<float*> pointers;
+  std::vector<void*> pointers;
   for (auto& s : data.states) pointers.push_back(s.data());
   std::vector<float> out(data.v.size());
   const KdaArgs args = data.args(pointers, out.data(), form);

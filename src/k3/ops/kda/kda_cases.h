@@ -100,7 +100,7 @@ struct KdaData {
 
   int64_t tokens() const { return offsets.back(); }
 
-  KdaArgs args(std::vector<float*>& state_pointers, float* out, KdaForm form) {
+  KdaArgs args(std::vector<void*>& state_pointers, float* out, KdaForm form) {
     KdaArgs args;
     const int64_t t = tokens(), h = shape.heads, d = shape.dim;
     args.q = Tensor(q.data(), DType::f32, {t, h, d});

@@ -43,26 +43,34 @@ void step(const KdaArgs& args, int64_t t, int64_t h, std::vector<double>& state)
   }
 }
 
-void store(const std::vector<double>& state, float* to) {
-  for (size_t i = 0; i < state.size(); ++i) to[i] = static_cast<float>(state[i]);
+// Elements [at, at + state.size()) of a stored state.
+std::vector<double> load(const void* from, DType dtype, int64_t at, int64_t count) {
+  std::vector<float> values(static_cast<size_t>(count));
+  convert_to_float(static_cast<const std::byte*>(from) + at * dtype_bytes(dtype), dtype, count, values.data());
+  return {values.begin(), values.end()};
+}
+
+void store(const std::vector<double>& state, DType dtype, int64_t at, void* to) {
+  const std::vector<float> values(state.begin(), state.end());
+  convert_from_float(values.data(), dtype, static_cast<int64_t>(values.size()),
+                     static_cast<std::byte*>(to) + at * dtype_bytes(dtype));
 }
 
 }  // namespace
 
 void kda_ref(const KdaArgs& args) noexcept {
-  const int64_t heads = args.q.dim(1), dim = args.q.dim(2);
+  const int64_t heads = args.q.dim(1), size = args.q.dim(2) * args.q.dim(2);
   for (size_t s = 0; s + 1 < args.offsets.size(); ++s) {
     for (int64_t h = 0; h < heads; ++h) {
-      float* head_state = args.states[s] + h * dim * dim;
-      std::vector<double> state(head_state, head_state + dim * dim);
+      std::vector<double> state = load(args.states[s], args.state_dtype, h * size, size);
       for (int64_t t = args.offsets[s]; t < args.offsets[s + 1]; ++t) {
         step(args, t, h, state);
         for (const KdaExport& e : args.exports) {
-          if (e.sequence == static_cast<int64_t>(s) && e.tokens == t + 1 - args.offsets[s])
-            store(state, e.state + h * dim * dim);
+          const bool here = e.sequence == static_cast<int64_t>(s) && e.tokens == t + 1 - args.offsets[s];
+          if (here) store(state, args.state_dtype, h * size, e.state);
         }
       }
-      if (args.offsets[s + 1] > args.offsets[s]) store(state, head_state);
+      if (args.offsets[s + 1] > args.offsets[s]) store(state, args.state_dtype, h * size, args.states[s]);
     }
   }
 }

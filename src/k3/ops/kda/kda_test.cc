@@ -16,7 +16,7 @@ constexpr double kTolerance = 1e-5;  // kda.h
 struct Answer {
   std::vector<Guarded> states;
   Guarded out{0};
-  std::vector<float*> pointers;
+  std::vector<void*> pointers;
 };
 
 Answer fresh(const KdaData& data) {
@@ -165,6 +165,46 @@ TEST_F(KdaTest, RecurrentDoesNotDependOnTheSplit) {
   }
 }
 
+// A BF16 state is the FP32 one between loading and storing.
+TEST_F(KdaTest, Bf16StatesAreRoundedOnceACall) {
+  for (const std::vector<int64_t>& lengths : {std::vector<int64_t>{1, 40}, std::vector<int64_t>{0, 17}}) {
+    KdaCase c;
+    c.lengths = lengths;
+    KdaData data(c, 11);
+    std::vector<std::vector<uint16_t>> halves(data.states.size());
+    for (size_t s = 0; s < halves.size(); ++s) {
+      for (float& x : data.states[s]) {
+        halves[s].push_back(float_to_bf16(x));
+        x = bf16_to_float(halves[s].back());
+      }
+    }
+    for (const Isa isa : test_isas()) {
+      std::vector<std::vector<float>> copies(2, std::vector<float>(data.states[1].size()));
+      std::vector<std::vector<uint16_t>> copies16(2, std::vector<uint16_t>(data.states[1].size()));
+      const KdaExport wide[] = {{1, 16, copies[0].data()}, {1, 5, copies[1].data()}};
+      const KdaExport narrow[] = {{1, 16, copies16[0].data()}, {1, 5, copies16[1].data()}};
+      const Answer want = run(ctx(isa), data, KdaForm::automatic, wide);
+      std::vector<std::vector<uint16_t>> states = halves;
+      std::vector<void*> pointers;
+      for (auto& s : states) pointers.push_back(s.data());
+      Guarded out(static_cast<int64_t>(data.v.size()));
+      KdaArgs args = data.args(pointers, out.data(), KdaForm::automatic);
+      args.state_dtype = DType::bf16;
+      args.exports = narrow;
+      kda(ctx(isa), args);
+      EXPECT_TRUE(same(out, want.out.data())) << isa_name(isa);
+      const auto rounded = [](const float* x, const std::vector<uint16_t>& got) {
+        for (size_t i = 0; i < got.size(); ++i) {
+          if (got[i] != float_to_bf16(x[i])) return false;
+        }
+        return true;
+      };
+      for (size_t s = 0; s < states.size(); ++s) EXPECT_TRUE(rounded(want.states[s].data(), states[s])) << isa_name(isa);
+      for (size_t e = 0; e < copies.size(); ++e) EXPECT_TRUE(rounded(copies[e].data(), copies16[e])) << isa_name(isa);
+    }
+  }
+}
+
 TEST_F(KdaTest, DeterministicMeansRecurrent) {
   KdaCase c;
   c.lengths = {50};
@@ -193,7 +233,7 @@ TEST_F(KdaTest, ThreadsAndNeighboursDoNotMatter) {
       EXPECT_TRUE(same(a.out, b.out.data()));
       // The second sequence by itself.
       Answer single = fresh(data);
-      std::vector<float*> one = {single.pointers[1]};
+      std::vector<void*> one = {single.pointers[1]};
       const std::vector<int64_t> offsets = {0, 18};
       KdaArgs args = data.args(one, single.out.data(), form);
       for (Tensor* x : {&args.q, &args.k, &args.v, &args.z, &args.b, &args.out}) *x = x->slice(33, 51);

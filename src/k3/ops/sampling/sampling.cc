@@ -49,6 +49,27 @@ int32_t argmax(std::span<const float> logits) {
   return it == logits.end() ? -1 : static_cast<int32_t>(it - logits.begin());
 }
 
+LogProbs::LogProbs(std::span<const float> logits) : logits_(logits) {
+  const float best = row_max(logits.data(), logits.size());
+  double sum = 0;
+  for (const float x : logits) sum += std::exp(static_cast<double>(x - best));
+  log_sum_ = best + static_cast<float>(std::log(sum));
+}
+
+std::vector<std::pair<int32_t, float>> LogProbs::top(int64_t count) const {
+  std::vector<int32_t> ids(logits_.size());
+  for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(i);
+  const auto n = std::min(static_cast<size_t>(count), ids.size());
+  const auto better = [&](int32_t a, int32_t b) {
+    const float x = logits_[static_cast<size_t>(a)], y = logits_[static_cast<size_t>(b)];
+    return x > y || (x == y && a < b);
+  };
+  std::partial_sort(ids.begin(), ids.begin() + static_cast<ptrdiff_t>(n), ids.end(), better);
+  std::vector<std::pair<int32_t, float>> out;
+  for (size_t i = 0; i < n; ++i) out.emplace_back(ids[i], of(ids[i]));
+  return out;
+}
+
 Status SamplingParams::validate(int64_t vocab) const {
   constexpr double kLarge = 1e9;
   K3_TRY(in_range("temperature", static_cast<double>(temperature), 0, kLarge));
@@ -122,6 +143,17 @@ void Sampler::bias() {
   }
   std::fill(scores_.begin(), scores_.end(), kForbidden);
   for (const auto& [id, score] : kept) scores_[static_cast<size_t>(id)] = score;
+}
+
+void Sampler::forbid(std::span<const uint32_t> mask) {
+  K3_CHECK(mask.size() * 32 >= vocab_, "mask of {} words for {} tokens", mask.size(), vocab_);
+  for (size_t i = 0; i < vocab_; i += 32) {
+    const uint32_t word = mask[i / 32];
+    if (word == ~uint32_t{0}) continue;
+    for (size_t j = i; j < std::min(vocab_, i + 32); ++j) {
+      if ((word >> (j - i) & 1) == 0) scores_[j] = kForbidden;
+    }
+  }
 }
 
 // order_ = ids (ascending) of the top_k best scores; equal scores: lowest ids first.
@@ -225,10 +257,10 @@ Result<int32_t> Sampler::draw(float best, uint64_t counter) {
 }
 
 Result<int32_t> Sampler::sample(std::span<const float> logits, std::span<const int32_t> prompt,
-                                std::span<const int32_t> generated) {
+                                std::span<const int32_t> generated, std::span<const uint32_t> mask) {
   K3_CHECK(logits.size() == vocab_, "sample: {} logits, vocabulary of {}", logits.size(), vocab_);
   const bool plain = params_.repetition_penalty == 1.0F && params_.presence_penalty == 0.0F &&
-                     params_.frequency_penalty == 0.0F && params_.logit_bias.empty();
+                     params_.frequency_penalty == 0.0F && params_.logit_bias.empty() && mask.empty();
   const float raw = row_max(logits.data(), logits.size());
   if (std::isnan(raw)) return fail(Code::internal, "the logits contain NaN: the model's numbers are broken");
   if (raw == std::numeric_limits<float>::infinity()) return fail(Code::internal, "the logits contain infinity");
@@ -236,9 +268,10 @@ Result<int32_t> Sampler::sample(std::span<const float> logits, std::span<const i
   scores_.assign(logits.begin(), logits.end());
   penalise(prompt, generated);
   bias();
+  if (!mask.empty()) forbid(mask);
   const float best = row_max(scores_.data(), scores_.size());
   if (!(best > kForbidden))
-    return fail(Code::internal, "no token is allowed: every logit is -infinity or forbidden by logit_bias");
+    return fail(Code::internal, "no token is allowed: every logit is -infinity or forbidden (logit_bias, structured output)");
   if (params_.temperature == 0.0F) return argmax(scores_);
   return draw(best, generated.size());
 }

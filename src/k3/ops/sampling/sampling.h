@@ -10,7 +10,7 @@
 //           presence and frequency penalties (generated ids only), logit bias, temperature, top_k, top_p, min_p
 //           (relative to the largest probability). top_p keeps the smallest set of most probable tokens that holds at
 //           least top_p of the mass left by top_k; equal probabilities: lowest ids first. A bias of -100 forbids,
-//           one of +100 forces (only such ids stay). Greedy takes the lowest id on ties. Random numbers are
+//           one of +100 forces (only such ids stay). A mask comes last before the choice: what it leaves out is forbidden. Greedy takes the lowest id on ties. Random numbers are
 //           Rng(seed, stream) at the step's counter, so a choice depends on nothing else.
 #pragma once
 
@@ -43,11 +43,14 @@ class Sampler {
   Sampler(const SamplingParams& params, int64_t vocab, uint64_t stream = 0);
 
   // prompt and generated are the ids so far; counter is the number of tokens generated before.
-  Result<int32_t> sample(std::span<const float> logits, std::span<const int32_t> prompt, std::span<const int32_t> generated);
+  // mask: empty, or bit id % 32 of word id / 32 is set for every id that may come.
+  Result<int32_t> sample(std::span<const float> logits, std::span<const int32_t> prompt, std::span<const int32_t> generated,
+                         std::span<const uint32_t> mask = {});
 
  private:
   void penalise(std::span<const int32_t> prompt, std::span<const int32_t> generated);
   void bias();
+  void forbid(std::span<const uint32_t> mask);
   void select_top_k();
   void filter_top_p();
   Result<int32_t> draw(float best, uint64_t counter);
@@ -64,5 +67,18 @@ class Sampler {
 
 // Lowest index of the largest logit; -1 when any is NaN.
 int32_t argmax(std::span<const float> logits);
+
+// Natural logarithms of the model's own probabilities (temperature 1, nothing filtered), summed in double; `top` receives the
+// `count` most probable ids, most probable first (equal ones: lowest id first).
+class LogProbs {
+ public:
+  explicit LogProbs(std::span<const float> logits);
+  float of(int32_t id) const { return logits_[static_cast<size_t>(id)] - log_sum_; }
+  std::vector<std::pair<int32_t, float>> top(int64_t count) const;
+
+ private:
+  std::span<const float> logits_;
+  float log_sum_ = 0;
+};
 
 }  // namespace k3::ops

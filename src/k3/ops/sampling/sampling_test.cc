@@ -200,6 +200,38 @@ TEST(Sampler, BiasAtTheLimitsForbidsAndForces) {
   EXPECT_EQ(once({.logit_bias = {{0, -100.0F}, {1, -100.0F}}}, {1, 2}).error().code, Code::internal);
 }
 
+TEST(Sampler, MaskedIdsNeverCome) {
+  std::vector<float> logits(70);
+  for (size_t i = 0; i < logits.size(); ++i) logits[i] = static_cast<float>(i % 7);
+  const std::vector<uint32_t> mask = {0x80000001, 0, 0x20};  // ids 0, 31 and 69
+  for (const float temperature : {0.0F, 1.0F}) {
+    std::set<int32_t> seen;
+    for (uint64_t seed = 0; seed < 200; ++seed) {
+      SamplingParams p{.temperature = temperature, .seed = seed};
+      Sampler sampler(p, 70);
+      seen.insert(sampler.sample(logits, {}, {}, mask).value());
+    }
+    EXPECT_EQ(seen, temperature == 0 ? std::set<int32_t>{69} : std::set<int32_t>({0, 31, 69}));
+  }
+  Sampler sampler(SamplingParams{.logit_bias = {{0, -100.0F}}}, 70);
+  EXPECT_EQ(sampler.sample(logits, {}, {}, std::vector<uint32_t>{1, 0, 0}).error().code, Code::internal);
+}
+
+TEST(LogProbs, AreTheLogSoftmax) {
+  const std::vector<float> logits = {1, 3, -std::numeric_limits<float>::infinity(), 3, 0.5F};
+  double sum = 0;
+  for (const float x : logits) sum += std::exp(static_cast<double>(x));
+  const LogProbs probs(logits);
+  for (const int32_t i : {0, 1, 3, 4}) EXPECT_NEAR(probs.of(i), std::log(std::exp(logits[static_cast<size_t>(i)]) / sum), 1e-6);
+  EXPECT_EQ(probs.of(2), -std::numeric_limits<float>::infinity());
+  const auto top = probs.top(9);
+  ASSERT_EQ(top.size(), 5u);
+  EXPECT_EQ(top[0].first, 1);
+  EXPECT_EQ(top[1].first, 3);
+  EXPECT_EQ(top[2].first, 0);
+  EXPECT_EQ(probs.top(2).size(), 2u);
+}
+
 TEST(Sampler, ChoiceDependsOnSeedStreamAndCounterOnly) {
   const std::vector<float> logits = random_normal(1000, 5), other = random_normal(1000, 6);
   const SamplingParams p{.top_p = 0.95F, .seed = 7};
