@@ -109,6 +109,9 @@ class HybridCache {
   // The boundary that admit would find now; changes nothing, not even recency.
   Admission peek(const CachePrompt& prompt) const;
 
+  // A running sequence goes on with this longer prompt (whose beginning it holds): for the checkpoint policy alone.
+  void extend(SequenceId sequence, const CachePrompt& prompt);
+
   // Makes room for tokens up to `tokens` in all; more pages in the block table.
   Status grow(SequenceId sequence, int64_t tokens);
   std::span<const int32_t> block_table(SequenceId sequence) const;
@@ -126,7 +129,8 @@ class HybridCache {
 
   // The sequence ends. What it registered stays as cached pages.
   void release(SequenceId sequence);
-  // As release, but its private pages are zeroed and taken out of use until clear_quarantine() (a request's fault).
+  // As release, but a fault of the request may be in what it computed: nothing that it registered is found any more, its pages
+  // are zeroed and, except those that others share, taken out of use until clear_quarantine().
   void quarantine(SequenceId sequence);
   void clear_quarantine();
 
@@ -137,6 +141,8 @@ class HybridCache {
   // that begins with `identity`. restore allocates like admit.
   Status save(SequenceId sequence, const std::function<Status(std::span<const std::byte>)>& write) const;
   Result<SequenceId> restore(int64_t tokens, const std::function<Status(std::span<std::byte>)>& read);
+
+  uint64_t key_seed() const;  // for KeyChain: random, or that of the disk folder
 
   void reset();        // forgets everything that no running sequence holds
   Status flush();      // tiers: writes back what is worth keeping (shutdown)

@@ -17,11 +17,10 @@
 
 #include "k3/cache/hybrid_cache.h"
 #include "k3/engine/request.h"
+#include "k3/engine/scheduler.h"
 #include "k3/model/model.h"
 
 namespace k3 {
-
-enum class SchedulePolicy { fcfs, slo };
 
 struct EngineOptions {
   ops::Policy policy = ops::Policy::bf16;

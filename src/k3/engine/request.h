@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "k3/base/result.h"
+#include "k3/cache/hybrid_cache.h"
 #include "k3/format/grammar/constraint.h"
 #include "k3/ops/sampling/sampling.h"
 
@@ -57,6 +58,9 @@ struct ChoiceEnd {
 // Known at admission and never changed afterwards.
 struct Admitted {
   int64_t prompt_tokens = 0, cached_tokens = 0, matched_tokens = 0;
+  cache::HitLimit limit = cache::HitLimit::none;  // what kept cached_tokens from being more
+  bool resumed_idle = false;                      // an idle sequence went on; no checkpoint was needed
+  int64_t copied_bytes = 0, fetched_bytes = 0;
   double queue_seconds = 0;
 };
 

@@ -54,6 +54,7 @@ class PagedRunner {
   // One forward over all inputs; the logits rows in order, valid until the next call.
   Result<Tensor> step(std::span<const PagedInput> inputs);
   int64_t most_tokens() const { return stepper_.most_tokens(); }
+  int64_t most_rows() const { return stepper_.most_rows(); }
 
  private:
   PagedRunner(Stepper stepper, const PagedLayout& layout) : stepper_(std::move(stepper)), layout_(layout) {}

@@ -31,6 +31,11 @@ int64_t Stepper::most_tokens() const {
   return model_->plan() ? model_->plan()->chunk_tokens : std::numeric_limits<int64_t>::max();
 }
 
+int64_t Stepper::most_rows() const {
+  constexpr int64_t kRowsWithoutPlan = 128;
+  return model_->plan() ? model_->plan()->logits_bytes / (4 * model_->config().vocab_size) : kRowsWithoutPlan;
+}
+
 Status Stepper::check_size(int64_t tokens, int64_t rows) const {
   const std::optional<MemoryPlan>& plan = model_->plan();
   if (!plan) return {};

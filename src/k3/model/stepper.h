@@ -36,6 +36,7 @@ class Stepper {
   Result<Tensor> run(const Batch& batch);
 
   int64_t most_tokens() const;  // of one step: the plan's chunk; a very large number without a plan
+  int64_t most_rows() const;    // of logits in one step; without a plan as many as keep scratch small
   const Model& model() const { return *model_; }
   ops::Ctx& ctx() { return ctx_; }
 

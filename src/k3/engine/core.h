@@ -1,0 +1,115 @@
+// Purpose:  the engine without its thread: requests in, one step at a time, callbacks out. Engine runs it on its thread; the
+//           planner drives it with modelled time.
+// Shapes:   none.
+// Units:    tokens, seconds.
+// Memory:   owns requests and the cache's sequences; executor and cache outlive it.
+// Threads:  one thread.
+// Errors:   check_request: invalid_argument. A fault of a request reaches its on_done.
+// Source:   serving.md 3, 9.
+#pragma once
+
+#include <deque>
+#include <list>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "k3/cache/block_key.h"
+#include "k3/cache/hybrid_cache.h"
+#include "k3/engine/engine.h"
+#include "k3/engine/executor.h"
+#include "k3/engine/request.h"
+#include "k3/engine/scheduler.h"
+
+namespace k3 {
+
+struct CoreOptions {
+  SchedulePolicy schedule = SchedulePolicy::fcfs;
+  int64_t ctx_tokens = 32768;
+  int64_t step_tokens = 512;
+  int64_t max_running = 32;
+  double deadline_seconds = 0;
+  bool keep_idle = true;
+  int64_t vocab = 0;
+  int64_t block_tokens = 64;
+  uint64_t key_seed = 0;
+  std::string identity;  // first part of the extra keys
+};
+
+// What can never run: an empty prompt, one that fills the context, n over max_running, ids and parameters out of range.
+Status check_request(const CoreOptions& options, const Request& request);
+
+class EngineCore {
+ public:
+  EngineCore(const CoreOptions& options, cache::HybridCache& cache, Executor& executor);
+  ~EngineCore();  // running requests end as interrupted
+  EngineCore(const EngineCore&) = delete;
+  EngineCore& operator=(const EngineCore&) = delete;
+
+  void submit(RequestId id, Request request);  // checked already
+  void cancel(RequestId id);
+  bool has_work() const;  // something runs or waits
+  // Expires, admits, computes one step, samples. False when there was nothing to compute (all wait for pages, or no work).
+  bool step();
+  void stop_all(EndReason reason);  // ends everything
+  void release_all_idle();
+
+  Result<SlotResult> save_slot(int32_t slot, const std::string& path);
+  Result<SlotResult> restore_slot(int32_t slot, const std::string& path);
+  Result<SlotResult> erase_slot(int32_t slot);
+  Result<SlotResult> fork_slot(int32_t slot);
+
+  EngineStats stats() const;
+  cache::HybridCache& cache() { return cache_; }
+  int64_t waiting_requests() const;
+
+  struct Job;   // a request
+  struct Line;  // one of its choices: a sequence that waits or runs
+
+ private:
+  struct Slot;
+
+  void expire();
+  void admit();
+  bool admit_line(Line& line);
+  bool take_idle(Line& line);
+  void start(Line& line, const Admitted& admitted);
+  int32_t free_slot();
+  bool release_idle();
+  bool make_room(Line& line, int64_t tokens);
+  void preempt(Line& line);
+
+  std::vector<Line*> plan_step(std::vector<StepItem>& items);
+  void fail_step(const std::vector<Line*>& lines, const Error& error);
+  void land(Line& line, const Tensor& rows);
+  void report_prompt(Line& line, const Tensor& rows);
+  void fork_choices(Line& line, std::span<const float> logits);
+  bool sample(Line& line, std::span<const float> logits);
+  void emit(Line& line, int32_t id, std::span<const float> logits);
+
+  void end(Line& line, EndReason reason);
+  void fault(Line& line, Error error, bool quarantine);
+  void leave_cache(Line& line, bool may_idle);
+  void finish_job(Job& job);
+  void sweep();
+  void measure_rate();
+  void observe(EngineHistogram& histogram, double seconds);
+
+  Candidate candidate(const Line& line) const;
+
+  CoreOptions options_;
+  cache::HybridCache& cache_;
+  Executor& executor_;
+  std::list<std::unique_ptr<Job>> jobs_;
+  std::deque<Line*> waiting_;
+  std::vector<Line*> running_;
+  std::vector<Slot> slots_;
+  uint64_t next_order_ = 1, idle_clock_ = 0;
+  EngineStats counters_;
+  std::vector<uint32_t> mask_;
+  double window_start_ = 0;
+  int64_t window_tokens_ = 0;
+};
+
+}  // namespace k3

@@ -1,0 +1,235 @@
+// What happens when a step has landed: registration, sampling, ends.
+#include <algorithm>
+#include <cmath>
+
+#include "k3/engine/core.h"
+#include "k3/engine/core_state.h"
+
+namespace k3 {
+namespace {
+
+bool all_finite(std::span<const float> row) {
+  float probe = 0;
+  for (const float x : row) probe += x * 0;  // NaN for NaN and infinities
+  return probe == 0;
+}
+
+std::span<const float> last_row(const Tensor& rows) {
+  return {rows.row(rows.dim(0) - 1), static_cast<size_t>(rows.dim(1))};
+}
+
+}  // namespace
+
+void EngineCore::land(Line& line, const Tensor& rows) {
+  const bool have_rows = rows.data != nullptr && rows.dim(0) > 0;
+  if (have_rows) {
+    for (int64_t r = 0; r < rows.dim(0); ++r) {
+      if (all_finite({rows.row(r), static_cast<size_t>(rows.dim(1))})) continue;
+      ++counters_.nonfinite;
+      cache_.abandon(*line.sequence);
+      fault(line, fail(Code::internal, "the model answered numbers that are not finite"), true);
+      return;
+    }
+  }
+  const bool first_pass = line.generated == 0;
+  const int64_t reached = line.cached + line.planned;
+  const Request& r = line.job->request;
+  const bool registers = r.use_cache && !r.prompt_logprobs;
+  const auto blocks = static_cast<size_t>(registers ? reached / options_.block_tokens : 0);
+  cache_.commit(*line.sequence, line.keys.keys().first(std::min(blocks, line.keys.keys().size())),
+                std::span(line.tokens).first(static_cast<size_t>(reached)), reached);
+  if (line.state == Line::State::prefill) {
+    counters_.computed_tokens += line.planned;
+    line.job->summary.computed_tokens += line.planned;
+  }
+  if (r.prompt_logprobs && first_pass && have_rows) report_prompt(line, rows);
+  line.cached = reached;
+  line.planned = 0;
+  if (line.cached < line.size() || !have_rows) return;
+  line.state = Line::State::decode;
+  const std::span<const float> logits = last_row(rows);
+  if (first_pass && line.choice == 0 && line.job->lines.size() > 1) fork_choices(line, logits);
+  sample(line, logits);
+}
+
+// Row t of the step holds what the model says of the token at position cached + t + 1.
+void EngineCore::report_prompt(Line& line, const Tensor& rows) {
+  const auto& callback = line.job->request.callbacks.on_prompt_token;
+  if (!callback) return;
+  for (int64_t t = 0; t < rows.dim(0); ++t) {
+    const int64_t position = line.cached + t + 1;
+    if (position >= line.size()) break;
+    const ops::LogProbs probs({rows.row(t), static_cast<size_t>(rows.dim(1))});
+    std::vector<TokenLogprob> top;
+    for (const auto& [id, value] : probs.top(std::max(0, line.job->request.logprobs))) top.push_back({id, value});
+    callback(position, probs.of(line.tokens[static_cast<size_t>(position)]), top);
+  }
+}
+
+// The other choices go on from the prompt that the first one has read. Those that find no room queue as requests of their own.
+void EngineCore::fork_choices(Line& first, std::span<const float> logits) {
+  Job& job = *first.job;
+  for (const auto& owned : job.lines) {
+    Line& line = *owned;
+    if (line.state != Line::State::forking) continue;
+    line.tokens = first.tokens;
+    line.keys = first.keys;
+    if (static_cast<int64_t>(running_.size()) < options_.max_running) {
+      Result<cache::SequenceId> copy = cache_.fork(*first.sequence);
+      while (!copy.ok() && copy.error().code == Code::exhausted && release_idle()) copy = cache_.fork(*first.sequence);
+      if (copy.ok()) {
+        line.sequence = *copy;
+        line.cached = first.cached;
+        line.slot = free_slot();
+        Slot& slot = slots_[static_cast<size_t>(line.slot)];
+        if (slot.idle) cache_.release(*slot.idle);
+        slot = Slot();
+        slot.line = &line;
+        line.state = Line::State::decode;
+        running_.push_back(&line);
+        sample(line, logits);
+        continue;
+      }
+    }
+    line.state = Line::State::waiting;
+    waiting_.push_back(&line);
+  }
+}
+
+// Chooses the next token and tells the request; false when the choice ended.
+bool EngineCore::sample(Line& line, std::span<const float> logits) {
+  const Request& r = line.job->request;
+  std::span<const uint32_t> mask;
+  const auto words = mask_words(static_cast<int64_t>(logits.size()));
+  mask_.resize(words);
+  if (line.constraint && line.constraint->fill_mask(mask_)) mask = mask_;
+  if (line.generated < r.min_tokens && !r.stop_ids.empty()) {
+    if (mask.empty()) std::fill(mask_.begin(), mask_.end(), ~uint32_t{0});
+    mask = mask_;
+    for (const int32_t id : r.stop_ids) {
+      if (id >= 0 && static_cast<size_t>(id) < logits.size()) mask_[static_cast<size_t>(id) / 32] &= ~(1U << (id % 32));
+    }
+  }
+  Result<int32_t> id = line.sampler->sample(logits, line.prompt(), line.answer(), mask);
+  if (!id.ok()) {
+    fault(line, std::move(id).take_error(), false);
+    return false;
+  }
+  if (line.constraint && !line.constraint->accept(*id)) {
+    fault(line, fail(Code::internal, "token {} left the grammar", *id), false);
+    return false;
+  }
+  emit(line, *id, logits);
+  return line.state != Line::State::ended;
+}
+
+void EngineCore::emit(Line& line, int32_t id, std::span<const float> logits) {
+  Job& job = *line.job;
+  const Request& r = job.request;
+  const double now = executor_.now_seconds();
+  if (job.first_token_at < 0) {
+    job.first_token_at = now;
+    job.summary.prefill_seconds = now - job.admitted_at;
+    observe(counters_.ttft, now - job.submitted);
+  }
+  if (line.last_token_seconds > 0) observe(counters_.inter_token, now - line.last_token_seconds);
+  line.last_token_seconds = now;
+  GeneratedToken token;
+  token.choice = line.choice;
+  token.id = id;
+  token.index = line.generated;
+  std::vector<TokenLogprob> top;
+  if (r.logprobs >= 0) {
+    const ops::LogProbs probs(logits);
+    token.logprob = probs.of(id);
+    for (const auto& [other, value] : probs.top(r.logprobs)) top.push_back({other, value});
+    token.top = &top;
+  }
+  line.tokens.push_back(id);
+  line.keys.append(std::span(&id, 1));
+  ++line.generated;
+  ++counters_.generated_tokens;
+  ++job.summary.generated_tokens;
+  ++window_tokens_;
+  const bool go_on = !r.callbacks.on_token || r.callbacks.on_token(token);
+  const bool stop = std::find(r.stop_ids.begin(), r.stop_ids.end(), id) != r.stop_ids.end();
+  if (stop && !r.ignore_eos) {
+    end(line, EndReason::stop_token);
+  } else if (!go_on) {
+    end(line, EndReason::stopped);
+  } else if (r.max_tokens > 0 && line.generated >= r.max_tokens) {
+    end(line, EndReason::length);
+  } else if (line.size() >= options_.ctx_tokens) {
+    end(line, EndReason::context);
+  }
+}
+
+// ---- ends ----
+
+// Gives back what the line holds; its sequence may stay in its slot as an idle one.
+void EngineCore::leave_cache(Line& line, bool may_idle) {
+  if (!line.sequence) return;
+  Slot& slot = slots_[static_cast<size_t>(line.slot)];
+  slot = Slot();
+  if (may_idle && options_.keep_idle && line.job->request.use_cache) {
+    slot.idle = line.sequence;
+    slot.tokens.assign(line.tokens.begin(), line.tokens.begin() + static_cast<ptrdiff_t>(line.cached));
+    slot.salt = line.job->request.cache_salt;
+    slot.prompt_tokens = static_cast<int64_t>(line.prompt().size());
+    slot.cached_tokens = line.job->summary.admitted.cached_tokens;
+    slot.last_use = ++idle_clock_;
+  } else {
+    cache_.release(*line.sequence);
+  }
+  line.sequence.reset();
+  line.slot = -1;
+}
+
+void EngineCore::end(Line& line, EndReason reason) {
+  if (line.state == Line::State::ended) return;
+  const bool queued = line.state == Line::State::waiting;
+  line.state = Line::State::ended;
+  if (queued) std::erase(waiting_, &line);
+  std::erase(running_, &line);
+  leave_cache(line, reason != EndReason::failed && line.cached > 0);
+  Job& job = *line.job;
+  if (reason == EndReason::stop_token || reason == EndReason::stopped) ++counters_.ended_by_stop;
+  if (reason == EndReason::length || reason == EndReason::context) ++counters_.ended_by_length;
+  if (job.request.callbacks.on_choice_end) job.request.callbacks.on_choice_end({line.choice, reason, line.generated});
+  finish_job(job);
+}
+
+// One fault ends the whole request: its other choices would be an answer that the client cannot use.
+void EngineCore::fault(Line& line, Error error, bool quarantine) {
+  if (line.state == Line::State::ended) return;
+  Job& job = *line.job;
+  if (!job.summary.error) job.summary.error = std::move(error);
+  if (quarantine && line.sequence) {
+    slots_[static_cast<size_t>(line.slot)] = Slot();
+    cache_.quarantine(*line.sequence);
+    line.sequence.reset();
+    line.slot = -1;
+  }
+  for (const auto& other : job.lines) end(*other, EndReason::failed);
+}
+
+void EngineCore::finish_job(Job& job) {
+  if (job.done) return;
+  for (const auto& line : job.lines) {
+    if (line->state != Line::State::ended) return;
+  }
+  job.done = true;
+  const double now = executor_.now_seconds();
+  if (job.first_token_at >= 0) job.summary.decode_seconds = now - job.first_token_at;
+  observe(counters_.e2e, now - job.submitted);
+  ++counters_.requests_done;
+  if (job.summary.error) ++counters_.requests_failed;
+  if (job.cancelled) ++counters_.requests_cancelled;
+  if (job.request.callbacks.on_done) job.request.callbacks.on_done(job.summary);
+}
+
+void EngineCore::sweep() {
+  jobs_.remove_if([](const std::unique_ptr<Job>& job) { return job->done; });
+}
+
+}  // namespace k3

@@ -1,0 +1,157 @@
+// Slots: saving, restoring, erasing and forking sequences between two steps.
+#include <algorithm>
+
+#include "k3/engine/core.h"
+#include "k3/engine/core_state.h"
+#include "k3/engine/slot_file.h"
+
+namespace k3 {
+namespace {
+
+Status slot_range(int32_t slot, size_t count) {
+  if (slot >= 0 && static_cast<size_t>(slot) < count) return {};
+  return fail(Code::not_found, "there is no slot {}; this server has 0 to {}", slot, count - 1);
+}
+
+}  // namespace
+
+Result<SlotResult> EngineCore::save_slot(int32_t index, const std::string& path) {
+  K3_TRY(slot_range(index, slots_.size()));
+  const double begin = executor_.now_seconds();
+  const Slot& slot = slots_[static_cast<size_t>(index)];
+  SlotHeader header;
+  header.identity = options_.identity;
+  cache::SequenceId sequence{};
+  if (slot.line != nullptr) {
+    const Line& line = *slot.line;
+    sequence = *line.sequence;
+    header.tokens.assign(line.tokens.begin(), line.tokens.begin() + static_cast<ptrdiff_t>(line.cached));
+    header.salt = line.job->request.cache_salt;
+    header.prompt_tokens = std::min(line.cached, static_cast<int64_t>(line.prompt().size()));
+    header.cached_tokens = line.job->summary.admitted.cached_tokens;
+  } else if (slot.idle) {
+    sequence = *slot.idle;
+    header.tokens = slot.tokens;
+    header.salt = slot.salt;
+    header.prompt_tokens = slot.prompt_tokens;
+    header.cached_tokens = slot.cached_tokens;
+  } else {
+    return fail(Code::not_found, "slot {} holds no sequence", index);
+  }
+  if (header.tokens.empty()) return fail(Code::unavailable, "slot {} has not computed anything yet; try again", index);
+  K3_TRY_ASSIGN(const int64_t bytes,
+                write_slot_file(path, header, [&](const ByteSink& sink) { return cache_.save(sequence, sink); }));
+  return SlotResult{index, static_cast<int64_t>(header.tokens.size()), bytes, executor_.now_seconds() - begin};
+}
+
+Result<SlotResult> EngineCore::restore_slot(int32_t index, const std::string& path) {
+  K3_TRY(slot_range(index, slots_.size()));
+  const double begin = executor_.now_seconds();
+  Slot& slot = slots_[static_cast<size_t>(index)];
+  if (slot.line != nullptr) return fail(Code::unavailable, "slot {} is running a request", index);
+  K3_TRY_ASSIGN(SlotFileReader file, SlotFileReader::open(path, options_.identity));
+  const SlotHeader& header = file.header();
+  const auto tokens = static_cast<int64_t>(header.tokens.size());
+  if (tokens < 1 || tokens > options_.ctx_tokens) {
+    return fail(Code::invalid_argument, "{}: {} tokens; the context here is {}", path, tokens, options_.ctx_tokens);
+  }
+  const auto take = [&] { return cache_.restore(tokens, [&](std::span<std::byte> bytes) { return file.read(bytes); }); };
+  if (slot.idle) {
+    cache_.release(*slot.idle);
+    slot = Slot();
+  }
+  Result<cache::SequenceId> sequence = take();
+  while (!sequence.ok() && sequence.error().code == Code::exhausted && release_idle()) {
+    K3_TRY_ASSIGN(file, SlotFileReader::open(path, options_.identity));
+    sequence = take();
+  }
+  if (!sequence.ok()) return std::move(sequence).take_error();
+  if (Status status = file.finish(); !status.ok()) {
+    cache_.release(*sequence);
+    return std::move(status).take_error();
+  }
+  slot.idle = *sequence;
+  slot.tokens = file.header().tokens;
+  slot.salt = file.header().salt;
+  slot.prompt_tokens = file.header().prompt_tokens;
+  slot.cached_tokens = file.header().cached_tokens;
+  slot.last_use = ++idle_clock_;
+  return SlotResult{index, tokens, file.file_bytes(), executor_.now_seconds() - begin};
+}
+
+Result<SlotResult> EngineCore::erase_slot(int32_t index) {
+  K3_TRY(slot_range(index, slots_.size()));
+  Slot& slot = slots_[static_cast<size_t>(index)];
+  if (slot.line != nullptr) return fail(Code::unavailable, "slot {} is running a request; cancel it instead", index);
+  SlotResult result{index, static_cast<int64_t>(slot.tokens.size()), 0, 0};
+  if (slot.idle) cache_.release(*slot.idle);
+  slot = Slot();
+  return result;
+}
+
+Result<SlotResult> EngineCore::fork_slot(int32_t index) {
+  K3_TRY(slot_range(index, slots_.size()));
+  const double begin = executor_.now_seconds();
+  const Slot& from = slots_[static_cast<size_t>(index)];
+  if (from.line == nullptr && !from.idle) return fail(Code::not_found, "slot {} holds no sequence", index);
+  int32_t target = -1;
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    const Slot& slot = slots_[i];
+    if (slot.line != nullptr || static_cast<int32_t>(i) == index) continue;
+    const bool better = target < 0 || (!slot.idle && slots_[static_cast<size_t>(target)].idle) ||
+                        (slot.idle && slots_[static_cast<size_t>(target)].idle &&
+                         slot.last_use < slots_[static_cast<size_t>(target)].last_use);
+    if (better) target = static_cast<int32_t>(i);
+  }
+  if (target < 0) return fail(Code::exhausted, "no slot is free for a copy of slot {}", index);
+  const cache::SequenceId source = from.line != nullptr ? *from.line->sequence : *from.idle;
+  K3_TRY_ASSIGN(const cache::SequenceId copy, cache_.fork(source));
+  Slot& to = slots_[static_cast<size_t>(target)];
+  if (to.idle) cache_.release(*to.idle);
+  if (from.line != nullptr) {
+    const Line& line = *from.line;
+    to = Slot();
+    to.tokens.assign(line.tokens.begin(), line.tokens.begin() + static_cast<ptrdiff_t>(line.cached));
+    to.salt = line.job->request.cache_salt;
+    to.prompt_tokens = std::min(line.cached, static_cast<int64_t>(line.prompt().size()));
+    to.cached_tokens = line.job->summary.admitted.cached_tokens;
+  } else {
+    const Slot copy_of = from;
+    to = copy_of;
+  }
+  to.line = nullptr;
+  to.idle = copy;
+  to.last_use = ++idle_clock_;
+  return SlotResult{target, static_cast<int64_t>(to.tokens.size()), 0, executor_.now_seconds() - begin};
+}
+
+EngineStats EngineCore::stats() const {
+  EngineStats s = counters_;
+  s.cache = cache_.stats();
+  s.running = static_cast<int64_t>(running_.size());
+  s.waiting = waiting_requests();
+  for (const Line* line : waiting_) s.swapped += line->resumed ? 1 : 0;
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    const Slot& slot = slots_[i];
+    SlotInfo info;
+    info.index = static_cast<int32_t>(i);
+    if (slot.line != nullptr) {
+      const Line& line = *slot.line;
+      info.state = line.state == Line::State::decode ? SlotState::decode : SlotState::prefill;
+      info.request = line.job->request.name;
+      info.tokens = line.cached;
+      info.prompt_tokens = static_cast<int64_t>(line.prompt().size());
+      info.cached_tokens = line.job->summary.admitted.cached_tokens;
+      info.generated_tokens = line.generated;
+    } else if (slot.idle) {
+      info.state = SlotState::idle;
+      info.tokens = static_cast<int64_t>(slot.tokens.size());
+      info.prompt_tokens = slot.prompt_tokens;
+      info.cached_tokens = slot.cached_tokens;
+    }
+    s.slots.push_back(std::move(info));
+  }
+  return s;
+}
+
+}  // namespace k3

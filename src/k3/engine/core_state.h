@@ -1,0 +1,58 @@
+// Internal to EngineCore: requests, their choices and the slots they occupy.
+#pragma once
+
+#include "k3/engine/core.h"
+
+namespace k3 {
+
+struct EngineCore::Line {
+  enum class State { forking, waiting, prefill, decode, ended };  // forking: gets its sequence when the prompt is done
+
+  Job* job = nullptr;
+  int32_t choice = 0;
+  State state = State::forking;
+  bool resumed = false;  // was preempted
+  int32_t bypassed = 0;  // times that others were admitted past it
+
+  std::vector<int32_t> tokens;  // prompt and generated
+  int64_t generated = 0;
+  int64_t cached = 0;  // tokens in the cache
+  cache::KeyChain keys;
+  std::optional<cache::SequenceId> sequence;
+  int32_t slot = -1;
+
+  std::unique_ptr<ops::Sampler> sampler;
+  std::optional<Constraint> constraint;
+
+  int64_t planned = 0;  // tokens in the step being computed
+  double last_token_seconds = 0;
+
+  explicit Line(cache::KeyChain chain) : keys(std::move(chain)) {}
+  int64_t size() const { return static_cast<int64_t>(tokens.size()); }
+  int64_t remaining() const { return size() - cached; }
+  std::span<const int32_t> prompt() const { return std::span(tokens).first(tokens.size() - static_cast<size_t>(generated)); }
+  std::span<const int32_t> answer() const { return std::span(tokens).last(static_cast<size_t>(generated)); }
+};
+
+struct EngineCore::Job {
+  RequestId id{};
+  Request request;
+  uint64_t order = 0;
+  double submitted = 0, admitted_at = -1, first_token_at = -1;
+  RequestSummary summary;
+  std::vector<std::unique_ptr<Line>> lines;
+  bool done = false;
+  bool cancelled = false;
+};
+
+// A slot is empty, runs a line, or keeps the sequence of one that ended.
+struct EngineCore::Slot {
+  Line* line = nullptr;
+  std::optional<cache::SequenceId> idle;
+  std::vector<int32_t> tokens;  // of the idle sequence
+  std::string salt;
+  int64_t prompt_tokens = 0, cached_tokens = 0;
+  uint64_t last_use = 0;
+};
+
+}  // namespace k3
