@@ -36,9 +36,8 @@ class KeyChain {
  private:
   int64_t block_tokens_, tokens_ = 0;
   uint64_t seed_;
-  BlockKey last_;
   std::vector<BlockKey> keys_;
-  std::vector<int32_t> open_;  // the block that is not complete
+  std::vector<int32_t> link_;  // the previous key (4 words), then the block that is not complete
 };
 
 }  // namespace k3::cache

@@ -1,6 +1,7 @@
 // Purpose:  the hybrid prefix cache: one pool of pages for MLA latents and KDA states of running sequences and for what is
 //           kept of finished ones; lookup, pinning, checkpoints, eviction, tiers.
-// Shapes:   shape.h. A running sequence has a block table of MLA pages and one private KDA page a group.
+// Shapes:   shape.h. A running sequence has a block table of MLA pages and one private KDA page a group. Spans that are
+//           returned hold until the next call that changes their sequence.
 // Units:    tokens, bytes, pages.
 // Memory:   owns the pool (options.backed; a simulator has none) and all records. Contents of pages are written by the step
 //           (latents, states, exports) and by the copies that this class makes on a hit, a fork and a restore.
@@ -22,7 +23,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -39,7 +39,8 @@ struct CheckpointPolicy {
   bool prompt_end = true;      // last endpoint of the prompt
   bool turn_ends = true;       // last endpoint not after each turn's end, and of the generated answer
   int64_t every_tokens = 0;    // 0: off; a multiple of block_tokens
-  bool second_sighting = true; // where the MLA match went further than the usable checkpoint
+  bool second_sighting = true;  // where the MLA match went further than the usable checkpoint
+  bool chunk_ends = false;     // last endpoint of each prefill chunk, recycled by the next: what preemption can return to
 };
 
 struct CacheOptions {
@@ -47,7 +48,7 @@ struct CacheOptions {
   int64_t pool_bytes = 0;
   bool backed = true;          // false: bookkeeping only (simulator)
   bool enabled = true;         // false: nothing is kept or matched (cache off)
-  bool compare_tokens = true;  // keep the token ids of blocks and compare them on a hit
+  bool compare_tokens = true;  // keep the token ids of blocks and compare them on a hit (then tokens must be given)
   bool poison = false;         // fill freed pages with NaN (tests)
   CheckpointPolicy policy;
   int64_t host_bytes = 0;      // write-back tier in memory
@@ -56,7 +57,9 @@ struct CacheOptions {
   std::string identity;        // checkpoint hash, dtypes, policy: what makes entries of a disk tier ours
 };
 
-// What limited a hit.
+// What limited a hit: nothing (all blocks of the prompt that leave a token to compute); no block was there; the MLA blocks
+// ended; the last checkpoint came before the last block; the prompt (shorter than a block, or its last block would also have
+// been there but a token must be left to compute).
 enum class HitLimit { none, nothing_cached, mla, kda, prompt_length };
 
 struct Admission {
@@ -68,18 +71,20 @@ struct Admission {
   int64_t fetched_bytes = 0;  // from other tiers
 };
 
-// A prompt to admit. keys: of its complete blocks. tokens: empty in a simulator.
+// A prompt to admit. keys: of its complete blocks. tokens: empty where tokens are not compared (a simulator).
 struct CachePrompt {
   std::span<const BlockKey> keys;
   std::span<const int32_t> tokens;
   int64_t token_count = 0;
   std::span<const int64_t> turn_ends;  // token positions at which earlier turns end, ascending
+  bool use_cache = true;               // false: nothing is looked up; commit it with no keys and nothing is registered
 };
 
 // Where a step is to put the state of a sequence after `position` tokens: one page a group.
 struct CheckpointWrite {
   int64_t position = 0;  // tokens from the start of the sequence; a multiple of block_tokens
   std::vector<int32_t> pages;
+  bool rolling = false;  // recycled by the next checkpoint of the sequence
 };
 
 struct CacheStats {
@@ -91,7 +96,17 @@ struct CacheStats {
   int64_t limited_by_mla = 0, limited_by_kda = 0, no_match = 0;   // admissions
   int64_t evicted_pages = 0, evicted_checkpoints = 0, copied_bytes = 0;
   int64_t host_entries = 0, host_bytes = 0, disk_entries = 0, disk_bytes = 0;
-  int64_t host_hits = 0, disk_hits = 0, tier_errors = 0;
+  int64_t host_hits = 0, disk_hits = 0;  // entries fetched
+  int64_t tier_errors = 0;   // entries of a tier that were damaged, torn or of something else
+  int64_t tier_dropped = 0;  // entries that a tier could not take (disk full)
+  int64_t key_collisions = 0;  // blocks with the key but not the tokens that were asked for
+};
+
+// A block that is cached (tests, inspection).
+struct CachedBlock {
+  BlockKey key;
+  int64_t copies = 0;       // pages that hold it
+  bool checkpoint = false;  // every KDA group has its state at the end of this block
 };
 
 class HybridCache {
@@ -102,6 +117,7 @@ class HybridCache {
   const CacheShape& shape() const;
   std::byte* pool();  // base of page 0; null when not backed
   int64_t page_count() const;
+  uint64_t key_seed() const;  // for KeyChain: of the disk folder, so that its keys outlive the process; else drawn at create
 
   // Looks up, pins, allocates private KDA pages and the MLA pages of the prompt, copies what the hit needs; the private KDA
   // pages of a sequence without a hit are zeroed. `reserve_tokens` more tokens must be possible at once (1 for decode).
@@ -123,7 +139,7 @@ class HybridCache {
   // plan per sequence is open; commit or abandon closes it.
   std::span<const CheckpointWrite> plan_checkpoints(SequenceId sequence, int64_t end);
   // The step has landed: `keys` and `tokens` are those of the whole sequence so far (`token_count` tokens); registers the
-  // blocks and checkpoints that are complete.
+  // blocks and checkpoints that are complete. Planned checkpoints beyond token_count are given back.
   void commit(SequenceId sequence, std::span<const BlockKey> keys, std::span<const int32_t> tokens, int64_t token_count);
   void abandon(SequenceId sequence);  // the step failed: planned pages are freed, nothing is registered
 
@@ -134,20 +150,22 @@ class HybridCache {
   void quarantine(SequenceId sequence);
   void clear_quarantine();
 
-  // A copy that goes on independently: full MLA pages shared, the open page and the states copied.
+  // A copy that goes on independently: full MLA pages shared, the open page and the states copied. Room that the original
+  // has beyond its length is not copied: grow the copy before its first step. No plan may be open.
   Result<SequenceId> fork(SequenceId sequence);
 
   // Saves and restores a sequence's content (latents up to length(), states) for slot files; bytes are in a private format
-  // that begins with `identity`. restore allocates like admit.
+  // that begins with `identity` and ends with a checksum. restore allocates like admit; the first commit after it registers
+  // the whole sequence. Errors: unsupported when not backed, invalid_argument for another identity or shape, corrupt for
+  // damage and for a length that is not `tokens`, and what the callbacks return.
   Status save(SequenceId sequence, const std::function<Status(std::span<const std::byte>)>& write) const;
   Result<SequenceId> restore(int64_t tokens, const std::function<Status(std::span<std::byte>)>& read);
 
-  uint64_t key_seed() const;  // for KeyChain: random, or that of the disk folder
-
-  void reset();        // forgets everything that no running sequence holds
+  void reset();        // forgets everything that no running sequence holds, tiers included
   Status flush();      // tiers: writes back what is worth keeping (shutdown)
   CacheStats stats() const;
   Status check() const;  // invariants (tests): counts, lists, records, refcounts
+  std::vector<CachedBlock> contents() const;
 
  private:
   struct Impl;

@@ -6,8 +6,9 @@
 // Threads:  pure functions.
 // Errors:   make_shape: invalid_argument for block_tokens that is not a positive multiple of 16 or counts that cannot be.
 // Source:   serving.md 2, 2.1: page_tokens is the smallest multiple of block_tokens with page_tokens * latent bytes of a layer
-//           >= state + conv bytes of a layer; KDA layers form groups no larger than the MLA group (balanced); the page is
-//           group size * page_tokens * latent bytes, rounded up to 64. Without MLA layers a page is one group's state.
+//           >= state + conv bytes of a layer (each rounded up to 64); KDA layers form groups no larger than the MLA group
+//           (balanced); the page is MLA layers * page_tokens * latent bytes, rounded up to 64. Without MLA layers every KDA
+//           layer is a group, a page is its state, and an "MLA page" holds no latents, only the place of its blocks' keys.
 #pragma once
 
 #include <cstdint>
@@ -44,6 +45,7 @@ struct CacheShape {
   int64_t groups() const { return static_cast<int64_t>(group_layers.size()); }
   int64_t blocks_per_page() const { return page_tokens / block_tokens; }
   int64_t pages_for(int64_t tokens) const { return (tokens + page_tokens - 1) / page_tokens; }
+  int64_t latent_row_bytes() const;    // of one token in one MLA layer
   int64_t latent_layer_bytes() const;  // of one MLA layer in a page
 };
 

@@ -202,7 +202,7 @@ bool EngineCore::admit_line(Line& line) {
   const Request& r = line.job->request;
   // Prompt log-probabilities need every token computed, so nothing is taken from the cache (or left there).
   const bool cached = r.use_cache && !r.prompt_logprobs;
-  cache::CachePrompt prompt{cached ? line.keys.keys() : std::span<const cache::BlockKey>(), line.tokens, line.size(), r.turn_ends};
+  const cache::CachePrompt prompt{line.keys.keys(), line.tokens, line.size(), r.turn_ends, cached};
   Admitted admitted;
   for (;;) {
     Result<cache::Admission> admission = cache_.admit(prompt);

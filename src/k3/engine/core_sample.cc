@@ -34,10 +34,9 @@ void EngineCore::land(Line& line, const Tensor& rows) {
   const bool first_pass = line.generated == 0;
   const int64_t reached = line.cached + line.planned;
   const Request& r = line.job->request;
-  const bool registers = r.use_cache && !r.prompt_logprobs;
-  const auto blocks = static_cast<size_t>(registers ? reached / options_.block_tokens : 0);
-  cache_.commit(*line.sequence, line.keys.keys().first(std::min(blocks, line.keys.keys().size())),
-                std::span(line.tokens).first(static_cast<size_t>(reached)), reached);
+  const auto blocks = static_cast<size_t>(reached / options_.block_tokens);
+  cache_.commit(*line.sequence, line.keys.keys().first(blocks), std::span(line.tokens).first(static_cast<size_t>(reached)),
+                reached);
   if (line.state == Line::State::prefill) {
     counters_.computed_tokens += line.planned;
     line.job->summary.computed_tokens += line.planned;
