@@ -84,6 +84,7 @@ void HybridCache::Impl::register_block(Sequence& sequence, int64_t block, const 
   const int64_t slot = block / page_blocks, in_page = block % page_blocks;
   const int32_t page = sequence.table[static_cast<size_t>(slot)];
   Page& held = at(page);
+  if (held.blocks > in_page) return;  // a restored sequence and its forks share pages: one of them was first
   K3_CHECK(held.blocks == in_page, "block {} of a page with {} blocks", in_page, held.blocks);
   if (in_page == 0) {
     enroll(page, slot == 0 ? -1 : sequence.table[static_cast<size_t>(slot - 1)], slot);
