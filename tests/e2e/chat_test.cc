@@ -161,6 +161,29 @@ TEST(Chat, SaveAndLoadRoundTrip) {
   EXPECT_GT(rendered_tokens(saved), 35);
 }
 
+// What follows after /load is what would have followed without a break, and nothing is read again.
+TEST(Chat, ASavedStateGoesOnAsIfNeverInterrupted) {
+  const Scratch scratch;
+  const std::string file = scratch.path("talk.k3slot");
+  const std::vector<std::string> options = {"chat", kMini, "--temperature", "1", "--seed", "7", "-n", "24", "-t", "2", "--deterministic"};
+  const std::string second = "I want to watch some movies.\n";
+  const Outcome whole = k3(options, kFrance + "\n" + second);
+  const Outcome before = k3(options, kFrance + "\n/save " + file + "\n");
+  EXPECT_THAT(before.err, HasSubstr("2 messages"));
+  const Outcome after = k3(options, "/load " + file + "\n" + second);
+  EXPECT_EQ(after.code, 0) << after.err;
+  EXPECT_EQ(before.out + after.out, whole.out);
+  ASSERT_EQ(turns_of(after.err).size(), 1u) << after.err;
+  EXPECT_EQ(turns_of(after.err)[0].fed, turns_of(whole.err)[1].fed);
+  // Other settings, damage and a cut file are refused, and the session stays usable.
+  EXPECT_THAT(k3(chat({"--policy", "exact"}), "/load " + file + "\n").err, HasSubstr("other cache settings"));
+  const std::string bytes = file_text(file);
+  put_file(file, bytes.substr(0, bytes.size() / 2));
+  const Outcome cut = k3(chat(), "/load " + file + "\n" + kFrance + "\n");
+  EXPECT_THAT(cut.err, HasSubstr(file));
+  EXPECT_EQ(cut.out, kParis);
+}
+
 TEST(Chat, ABrokenConversationFileIsRefusedAndTheOldOneStays) {
   const Scratch scratch;
   const std::string bad = scratch.path("bad.json"), after = scratch.path("after.json");

@@ -19,6 +19,7 @@
 #include "k3/cli/commands.h"
 #include "k3/cli/common.h"
 #include "k3/engine/chat_session.h"
+#include "k3/model/identity.h"
 
 namespace k3::cli {
 namespace {
@@ -27,13 +28,16 @@ std::atomic<bool> g_stop{false};
 
 void on_interrupt(int) { g_stop = true; }
 
+constexpr std::string_view kStateSuffix = ".k3slot";
+
 constexpr const char* kHelp =
     "  /help            this list\n"
     "  /reset           forget the conversation\n"
     "  /system TEXT     set the system message (without TEXT: show it); the conversation is read again\n"
     "  /effort LEVEL    think off, low, high or max; the conversation is read again\n"
-    "  /save FILE       write the conversation as a chat request (JSON)\n"
-    "  /load FILE       read one back\n"
+    "  /save FILE       write the conversation as a chat request (JSON); with a name in .k3slot also what the model has\n"
+    "                   read of it, so that nothing is read again and answers go on as if never interrupted\n"
+    "  /load FILE       read either back\n"
     "  /quit            leave (or Ctrl-D)\n"
     "Ctrl-C stops an answer. End a line with \\ to go on in the next one.\n";
 
@@ -176,8 +180,12 @@ std::string conversation_json(const ChatSession& session) {
 
 class Chat {
  public:
-  Chat(ChatSession& session, const ChatOptions& options, GenerateOptions generation)
-      : session_(session), options_(options), generation_(std::move(generation)), colour_(use_colour(STDOUT_FILENO)) {
+  Chat(ChatSession& session, const ChatOptions& options, GenerateOptions generation, std::string identity)
+      : session_(session),
+        options_(options),
+        generation_(std::move(generation)),
+        identity_(std::move(identity)),
+        colour_(use_colour(STDOUT_FILENO)) {
     generation_.stop = &g_stop;
     first_seed_ = generation_.sampling.seed;
   }
@@ -275,6 +283,11 @@ class Chat {
 
   Status save(const std::string& path) {
     if (path.empty()) return fail(Code::invalid_argument, "/save needs a file name");
+    if (path.ends_with(kStateSuffix)) {
+      K3_TRY(session_.save(path, identity_, std::to_string(turns_)));
+      note(fmt::format("Wrote {} ({} messages with {} tokens read).", path, session_.messages().size(), session_.context_used()));
+      return {};
+    }
     K3_TRY(write_file(path, conversation_json(session_)));
     note(fmt::format("Wrote {} ({} messages).", path, session_.messages().size()));
     return {};
@@ -282,6 +295,12 @@ class Chat {
 
   Status load(const std::string& path) {
     if (path.empty()) return fail(Code::invalid_argument, "/load needs a file name");
+    if (path.ends_with(kStateSuffix)) {
+      K3_TRY_ASSIGN(const std::string turns, session_.load(path, identity_));
+      turns_ = std::strtoull(turns.c_str(), nullptr, 10);
+      note(fmt::format("Read {} ({} messages with {} tokens read).", path, session_.messages().size(), session_.context_used()));
+      return {};
+    }
     K3_TRY_ASSIGN(const std::string text, read_file(path));
     K3_TRY_ASSIGN(ChatRequest request, parse_chat_request(text).with_context(path));
     if (!request.tools.empty() || request.has_images()) {
@@ -296,6 +315,7 @@ class Chat {
   ChatSession& session_;
   const ChatOptions& options_;
   GenerateOptions generation_;
+  std::string identity_;
   uint64_t first_seed_ = 0, turns_ = 0;
   bool colour_;
 };
@@ -326,7 +346,11 @@ Status chat_command(const ChatOptions& options) {
   action.sa_handler = on_interrupt;  // no SA_RESTART: a Ctrl-C at the prompt wakes the line editor
   sigaction(SIGINT, &action, nullptr);
   LineReader reader;
-  Chat chat(session, options, generation);
+  // Numbers of another policy or instruction set would not be this model's answer to the bit.
+  const std::string identity =
+      fmt::format("chat {} {} {}{}", model_identity(loaded.model->folder()), options.compute.policy, ops::isa_name(run.isa),
+                  run.deterministic ? " deterministic" : "");
+  Chat chat(session, options, generation, identity);
   if (reader.terminal())
     note(fmt::format("{}, loaded in {}. /help lists the commands, Ctrl-D leaves.", options.model,
                      format_seconds(loaded.load_seconds)));

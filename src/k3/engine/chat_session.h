@@ -42,6 +42,12 @@ class ChatSession {
   Thinking thinking() const { return format_.thinking_of(request_); }
   int64_t context_used() const { return runner_.length(sequence_) + static_cast<int64_t>(queue_.size()); }
 
+  // The conversation with its caches, exact to the bit: what follows after load is what would have followed here. `note` is
+  // the caller's and comes back. identity: model and settings; a file of another one is refused. load: see slot_file.h; the
+  // session is forgotten when it fails half-way.
+  Status save(const std::string& path, const std::string& identity, const std::string& note) const;
+  Result<std::string> load(const std::string& path, const std::string& identity);
+
   using EventSink = std::function<void(const ChatEvent&)>;
   Result<ChatTurn> send(const std::string& text, const GenerateOptions& options, const std::vector<std::string>& stops,
                         const EventSink& sink);

@@ -111,6 +111,25 @@ void Runner::reset(int32_t sequence) {
   broken_[static_cast<size_t>(sequence)] = false;
 }
 
+Status Runner::save(int32_t sequence, const std::function<Status(std::span<const std::byte>)>& write) const {
+  K3_TRY(check_sequence(sequence));
+  if (broken_[static_cast<size_t>(sequence)]) {
+    return fail(Code::unavailable, "a step of sequence {} failed half-way; there is nothing whole to save", sequence);
+  }
+  return cache_.save(sequence, write);
+}
+
+Status Runner::restore(int32_t sequence, int64_t tokens, const std::function<Status(std::span<std::byte>)>& read) {
+  K3_TRY(check_sequence(sequence));
+  if (tokens < 0 || tokens > cache_.ctx_tokens()) {
+    return fail(Code::exhausted, "{} tokens do not fit the context of {} (see --ctx)", tokens, cache_.ctx_tokens());
+  }
+  reset(sequence);
+  Status status = cache_.restore(sequence, tokens, read);
+  if (!status.ok()) reset(sequence);
+  return status;
+}
+
 Status Runner::check_sequence(int32_t sequence) const {
   if (sequence >= 0 && sequence < cache_.sequences()) return {};
   return fail(Code::invalid_argument, "there is no sequence {}; the runner has {}", sequence, cache_.sequences());

@@ -92,6 +92,10 @@ class Runner {
                                       const std::function<bool(int64_t done_tokens)>& progress = {});
 
   void reset(int32_t sequence);
+  // A sequence as bytes, exact to the bit; unavailable when a step of it failed half-way. restore: exhausted when the context
+  // is shorter; after an error of `read` the sequence is reset.
+  Status save(int32_t sequence, const std::function<Status(std::span<const std::byte>)>& write) const;
+  Status restore(int32_t sequence, int64_t tokens, const std::function<Status(std::span<std::byte>)>& read);
   int64_t length(int32_t sequence) const { return cache_.length(sequence); }
   int64_t room(int32_t sequence) const { return cache_.room(sequence); }
   const RunnerOptions& options() const { return options_; }

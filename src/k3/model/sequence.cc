@@ -59,6 +59,32 @@ void SequencePool::reset(int32_t sequence) {
   }
 }
 
+std::vector<std::span<std::byte>> SequencePool::parts(int32_t sequence, int64_t tokens) const {
+  std::vector<std::span<std::byte>> out;
+  const int64_t row = latent_width(config_) * dtype_bytes(cache_dtype_);
+  for (const Layer& layer : layers_) {
+    for (const Storage* storage : {&layer.recurrent, &layer.conv}) {
+      const auto bytes = static_cast<size_t>(storage->size_bytes() / sequences());
+      if (bytes > 0) out.emplace_back(storage->data() + static_cast<size_t>(sequence) * bytes, bytes);
+    }
+    if (layer.latents.data() == nullptr) continue;
+    out.emplace_back(layer.latents.data() + sequence * ctx_tokens_ * row, static_cast<size_t>(tokens * row));
+  }
+  return out;
+}
+
+Status SequencePool::save(int32_t sequence, const std::function<Status(std::span<const std::byte>)>& write) const {
+  for (const std::span<std::byte> part : parts(sequence, length(sequence))) K3_TRY(write(part));
+  return {};
+}
+
+Status SequencePool::restore(int32_t sequence, int64_t tokens, const std::function<Status(std::span<std::byte>)>& read) {
+  K3_CHECK(tokens >= 0 && tokens <= ctx_tokens_, "{} tokens", tokens);
+  for (const std::span<std::byte> part : parts(sequence, tokens)) K3_TRY(read(part));
+  lengths_[static_cast<size_t>(sequence)] = tokens;
+  return {};
+}
+
 std::span<const LayerCache> SequencePool::views(std::span<const int32_t> sequences) {
   slots_.assign(sequences.begin(), sequences.end());
   for (size_t l = 0; l < layers_.size(); ++l) {

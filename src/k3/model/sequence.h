@@ -8,6 +8,7 @@
 // Source:   model.md 3.3, 3.4, 7.3.
 #pragma once
 
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -29,6 +30,10 @@ class SequencePool {
   void reset(int32_t sequence);
   void advance(int32_t sequence, int64_t tokens) { lengths_[static_cast<size_t>(sequence)] += tokens; }
 
+  // All that a sequence holds, in a fixed order, as bytes; restore sets its length to `tokens`.
+  Status save(int32_t sequence, const std::function<Status(std::span<const std::byte>)>& write) const;
+  Status restore(int32_t sequence, int64_t tokens, const std::function<Status(std::span<std::byte>)>& read);
+
   // Views of the given sequences, in this order, for a Batch. Valid until the next call.
   std::span<const LayerCache> views(std::span<const int32_t> sequences);
 
@@ -42,6 +47,9 @@ class SequencePool {
   std::vector<Layer> layers_;
   std::vector<int64_t> lengths_;
   std::vector<int32_t> slots_, identity_;
+  // A part of a layer's caches that belongs to a sequence of so many tokens.
+  std::vector<std::span<std::byte>> parts(int32_t sequence, int64_t tokens) const;
+
   std::vector<LayerCache> views_;
   std::vector<std::vector<ops::PagedKv>> pages_;
 };
