@@ -164,7 +164,7 @@ std::vector<CachedBlock> HybridCache::contents() const {
     for (int64_t block = 0; block < impl_->at(page).blocks; ++block) {
       const int32_t record = impl_->record_of(page, block);
       if (index.find(index.key(record)) != record) continue;  // once for each key, at the head of its list
-      CachedBlock& one = out.emplace_back(CachedBlock{index.key(record), 0, index.checkpoint(record) >= 0});
+      CachedBlock& one = out.emplace_back(CachedBlock{index.key(record), 0, impl_->groups == 0 || index.checkpoint(record) >= 0});
       for (int32_t copy = record; copy != BlockIndex::kNone; copy = index.next(copy)) ++one.copies;
     }
   }

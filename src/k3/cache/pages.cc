@@ -5,6 +5,12 @@
 
 namespace k3::cache {
 
+namespace {
+
+constexpr int kMostCopiesSeen = 8;
+
+}  // namespace
+
 int64_t HybridCache::Impl::available_pages() const {
   return pool.free_count() + counts.pages_cached_mla + counts.pages_cached_kda - pinned_checkpoints * groups;
 }
@@ -95,8 +101,10 @@ void HybridCache::Impl::register_block(Sequence& sequence, int64_t block, const 
   if (token_store.data() != nullptr) {
     std::ranges::copy(tokens, tokens_of(page).begin() + in_page * block_tokens);
   }
-  // A tail page that ends with this block and that nobody uses says nothing that this page does not say.
-  for (int32_t other = index.find(key); other != BlockIndex::kNone; other = index.next(other)) {
+  // A tail page that ends with this block and that nobody uses says nothing that this page does not say. The page that was
+  // copied in part to make this one is such; the first blocks of a system prompt may have thousands of copies, and none is.
+  int32_t other = index.find(key);
+  for (int seen = 0; seen < kMostCopiesSeen && other != BlockIndex::kNone; ++seen, other = index.next(other)) {
     const int32_t tail = page_of(other);
     const Page& old = at(tail);
     if (tail == page || old.references > 0 || old.children > 0 || old.blocks != in_page + 1) continue;
