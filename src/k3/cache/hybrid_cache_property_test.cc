@@ -79,8 +79,8 @@ NaiveIndex::Hit longest(const HybridCache& cache, const std::vector<BlockKey>& k
 class Schedule {
  public:
   // naive: null when the pool is small and entries come and go.
-  Schedule(HybridCache& cache_, const std::vector<uint32_t>& program_, NaiveIndex* naive_, int64_t every_tokens_)
-      : cache(cache_), program(program_), naive(naive_), every_tokens(every_tokens_) {}
+  Schedule(HybridCache& cache_, const std::vector<uint32_t>& program_, NaiveIndex* naive_, int64_t every_tokens_, bool tiers_ = false)
+      : cache(cache_), program(program_), naive(naive_), every_tokens(every_tokens_), tiers(tiers_) {}
 
   void run() {
     for (at_ = 0; at_ < program.size();) {
@@ -149,7 +149,7 @@ class Schedule {
     RC_ASSERT(cache.length(runner->id) == got.cached_tokens);
     RC_ASSERT(model.peeked().cached_tokens == held.boundary);
     RC_ASSERT(model.peeked().matched_tokens == held.matched);
-    if (got.cached_tokens != held.boundary) {  // no room for source and copy, and nobody to wait for
+    if (!tiers && got.cached_tokens != held.boundary) {  // no room for source and copy, and nobody to wait for
       RC_ASSERT(got.cached_tokens == 0 && running_.empty() && naive == nullptr);
     }
     if (naive != nullptr) {
@@ -212,6 +212,7 @@ class Schedule {
   const std::vector<uint32_t>& program;
   NaiveIndex* naive;
   int64_t every_tokens;
+  bool tiers;
   size_t at_ = 0;
   std::vector<Live> running_;
   std::vector<std::vector<int32_t>> texts_;
@@ -255,6 +256,19 @@ RC_GTEST_PROP(HybridCacheProperty, SmallPoolHandsOutOnlyWhatIsTrue, ()) {
   const auto cache = *HybridCache::create(options);
   const auto program = draw_program(1000);
   Schedule(*cache, program, nullptr, 0).run();
+}
+
+RC_GTEST_PROP(HybridCacheProperty, HostTierHandsOutOnlyWhatIsTrue, ()) {
+  CacheOptions options = tiny_options(0);
+  options.shape = *make_shape(draw_layers(), {}, kBlock);
+  options.pool_bytes = *rc::gen::inRange<int64_t>(8, 30) * options.shape.page_bytes;
+  options.host_bytes = *rc::gen::inRange<int64_t>(1, 60) * options.shape.page_bytes;
+  options.policy = draw_policy();
+  options.backed = *rc::gen::weightedElement<bool>({{4, true}, {1, false}});
+  options.compare_tokens = *rc::gen::arbitrary<bool>();
+  const auto cache = *HybridCache::create(options);
+  const auto program = draw_program(1000);
+  Schedule(*cache, program, nullptr, 0, true).run();
 }
 
 }  // namespace

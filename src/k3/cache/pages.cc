@@ -81,6 +81,7 @@ void HybridCache::Impl::enroll(int32_t page, int32_t parent, int64_t slot) {
   Page& added = at(page);
   added.parent = parent;
   added.slot = static_cast<int32_t>(slot);
+  ++counts.pinned_pages;  // referenced, and registered from now on
   if (parent < 0) return;
   heap.erase(parent);
   ++at(parent).children;
@@ -89,13 +90,16 @@ void HybridCache::Impl::enroll(int32_t page, int32_t parent, int64_t slot) {
 void HybridCache::Impl::register_block(Sequence& sequence, int64_t block, const BlockKey& key, std::span<const int32_t> tokens) {
   const int64_t slot = block / page_blocks, in_page = block % page_blocks;
   const int32_t page = sequence.table[static_cast<size_t>(slot)];
-  Page& held = at(page);
-  if (held.blocks > in_page) return;  // a restored sequence and its forks share pages: one of them was first
-  K3_CHECK(held.blocks == in_page, "block {} of a page with {} blocks", in_page, held.blocks);
+  if (at(page).blocks > in_page) return;  // a restored sequence and its forks share pages: one of them was first
   if (in_page == 0) {
     enroll(page, slot == 0 ? -1 : sequence.table[static_cast<size_t>(slot - 1)], slot);
-    ++counts.pinned_pages;
   }
+  register_in(page, in_page, key, tokens);
+}
+
+void HybridCache::Impl::register_in(int32_t page, int64_t in_page, const BlockKey& key, std::span<const int32_t> tokens) {
+  Page& held = at(page);
+  K3_CHECK(held.blocks == in_page, "block {} of a page with {} blocks", in_page, held.blocks);
   index.insert(record_of(page, in_page), key);
   ++held.blocks;
   if (token_store.data() != nullptr) {

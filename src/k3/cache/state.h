@@ -98,6 +98,7 @@ struct HybridCache::Impl {
   void unreference(int32_t page);  // an unregistered page without references is freed
   void update_leaf(int32_t page);
   void register_block(Sequence& sequence, int64_t block, const BlockKey& key, std::span<const int32_t> tokens);
+  void register_in(int32_t page, int64_t in_page, const BlockKey& key, std::span<const int32_t> tokens);
   void enroll(int32_t page, int32_t parent, int64_t slot);  // before its first block is registered
   void unregister(int32_t page);
   void absorb(int32_t from, int32_t into);  // `into` holds all blocks of `from`
@@ -158,7 +159,12 @@ struct HybridCache::Impl {
   void write_back_page(int32_t page);
   void write_back_checkpoint(int32_t checkpoint);
   void write_back_all();
+  struct Reach;
+  Reach reach(const CachePrompt& prompt) const;
   void fetch(const CachePrompt& prompt, int64_t reserve_tokens, Admission* admission);
+  bool fetch_to(const CachePrompt& prompt, const Reach& found, int64_t reserve_tokens, Admission* admission);
+  int32_t fetch_page(const CachePrompt& prompt, int64_t slot, int64_t blocks, int32_t parent);
+  bool fetch_checkpoint(const BlockKey& key, int32_t page, const Reach& found);
 
   // check.cc
   struct Recount;
