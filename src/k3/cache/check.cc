@@ -4,8 +4,7 @@
 
 #include "k3/cache/state.h"
 
-#define K3_HOLDS(condition, ...) \
-  if (!(condition)) return fail(Code::internal, __VA_ARGS__)
+#define K3_HOLDS(condition, ...) do { if (!(condition)) return fail(Code::internal, __VA_ARGS__); } while (0)
 
 namespace k3::cache {
 

@@ -83,6 +83,15 @@ Admission HybridCache::peek(const CachePrompt& prompt) const {
   admission.cached_tokens = match.boundary;
   admission.matched_tokens = match.matched;
   admission.limit = match.limit;
+  // What the tiers hold is fetched where there is room for it, and when it turns out to be whole.
+  if (!impl_->tiers.empty()) {
+    const int64_t further = impl_->reach(prompt).boundary * impl_->block_tokens;
+    if (further > admission.cached_tokens) {
+      admission.cached_tokens = further;
+      admission.matched_tokens = std::max(admission.matched_tokens, further);
+      admission.limit = HitLimit::none;
+    }
+  }
   return admission;
 }
 

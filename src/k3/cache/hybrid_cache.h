@@ -122,7 +122,8 @@ class HybridCache {
   // Looks up, pins, allocates private KDA pages and the MLA pages of the prompt, copies what the hit needs; the private KDA
   // pages of a sequence without a hit are zeroed. `reserve_tokens` more tokens must be possible at once (1 for decode).
   Result<Admission> admit(const CachePrompt& prompt, int64_t reserve_tokens = 1);
-  // The boundary that admit would find now; changes nothing, not even recency.
+  // The boundary that admit would find now; changes nothing, not even recency. Of entries in tiers it takes for granted that
+  // they are whole and that there is room to fetch them.
   Admission peek(const CachePrompt& prompt) const;
 
   // A running sequence goes on with this longer prompt (whose beginning it holds): for the checkpoint policy alone.

@@ -67,6 +67,12 @@ struct Match {
   bool collision = false;
 };
 
+// What the pool and the tiers hold of a prompt together, in blocks.
+struct Reach {
+  int64_t local_blocks = 0;  // matched in the pool
+  int64_t local_boundary = 0, boundary = 0;
+};
+
 struct HybridCache::Impl {
   Impl(const CacheOptions& options_, PagePool pool_);
 
@@ -159,7 +165,6 @@ struct HybridCache::Impl {
   void write_back_page(int32_t page);
   void write_back_checkpoint(int32_t checkpoint);
   void write_back_all();
-  struct Reach;
   Reach reach(const CachePrompt& prompt) const;
   void fetch(const CachePrompt& prompt, int64_t reserve_tokens, Admission* admission);
   bool fetch_to(const CachePrompt& prompt, const Reach& found, int64_t reserve_tokens, Admission* admission);

@@ -60,13 +60,7 @@ void HybridCache::Impl::write_back_all() {
   }
 }
 
-// What the pool and the tiers hold together.
-struct HybridCache::Impl::Reach {
-  int64_t local_blocks = 0;  // matched in the pool
-  int64_t local_boundary = 0, boundary = 0;  // blocks
-};
-
-HybridCache::Impl::Reach HybridCache::Impl::reach(const CachePrompt& prompt) const {
+Reach HybridCache::Impl::reach(const CachePrompt& prompt) const {
   Reach out;
   const int64_t usable = std::min((prompt.token_count - 1) / block_tokens, static_cast<int64_t>(prompt.keys.size()));
   int64_t held = 0;
