@@ -260,6 +260,26 @@ TEST(HybridCache, QuarantineTakesTheSequenceAndWhatStandsOnIt) {
   expect_sound(*cache);
 }
 
+TEST(HybridCache, QuarantineLeavesTheContentOfOthersButFindsItNoMore) {
+  const auto cache = make(tiny_options(64));
+  FakeModel model(*cache);
+  auto bad = model.admit(text(100, 1));
+  model.step(*bad, 100);
+  auto other = model.admit(text(160, 1));  // shares two pages of the bad one
+  model.step(*other, 160);
+  cache->quarantine(bad->id);
+  expect_sound(*cache);
+  EXPECT_EQ(cache->contents().size(), 0u);
+  ASSERT_TRUE(cache->grow(other->id, 200).ok());
+  model.step(*other, 200);
+  EXPECT_EQ(model.content(*other), "");
+  EXPECT_EQ(cache->contents().size(), 0u);
+  cache->release(other->id);
+  expect_sound(*cache);
+  cache->clear_quarantine();
+  EXPECT_EQ(cache->stats().pages_free, 64);
+}
+
 TEST(HybridCache, SaveAndRestoreToTheBit) {
   const auto cache = make(tiny_options(64));
   FakeModel model(*cache);

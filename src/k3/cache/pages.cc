@@ -246,20 +246,24 @@ void HybridCache::Impl::evict_one(bool write_back) {
   ++counts.evicted_pages;
 }
 
-// Everything cached that stands on the page (which may itself be referenced): rare, so a scan is good enough.
-void HybridCache::Impl::forget_descendants(int32_t page) {
+// The page and all that stands on it are not found any more; what nobody references is freed, but for the page itself. Rare,
+// so scans are good enough. Sequences that hold such a page go on, but register nothing from now on.
+void HybridCache::Impl::disown(int32_t page) {
   for (int32_t child = 0; at(page).children > 0 && child < pool.count(); ++child) {
     if (at(child).use != PageUse::mla || at(child).blocks == 0 || at(child).parent != page) continue;
-    K3_CHECK(at(child).references == 0, "page {} is referenced, its parent {} by one sequence only", child, page);
-    forget_descendants(child);
-    unregister(child);
+    disown(child);
+    if (at(child).references > 0) continue;
     --counts.pages_cached_mla;
-    ++counts.pages_running_mla;
+    ++counts.pages_running_mla;  // as give() counts
     give(child);
   }
   for (int64_t block = 0; at(page).checkpoints > 0 && block < at(page).blocks; ++block) {
     const int32_t checkpoint = index.checkpoint(record_of(page, block));
     if (checkpoint >= 0) drop_checkpoint(checkpoint);
+  }
+  if (at(page).blocks > 0) unregister(page);
+  for (Sequence& sequence : sequences) {
+    if (sequence.live && std::ranges::find(sequence.table, page) != sequence.table.end()) sequence.registers = false;
   }
 }
 

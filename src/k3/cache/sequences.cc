@@ -193,16 +193,16 @@ void HybridCache::Impl::quarantine(SequenceId id) {
     at(page).use = PageUse::quarantined;
     pool.quarantine(page);
   };
+  // Nothing that others built on a page that this sequence wrote is better than the page.
   for (size_t slot = sequence.table.size(); slot-- > 0;) {
     const int32_t page = sequence.table[slot];
-    if (static_cast<int64_t>(slot) < sequence.shared_pages || at(page).references > 1) {
+    const bool written = static_cast<int64_t>(slot) >= sequence.shared_pages;
+    if (written) disown(page);
+    if (written && at(page).references == 1) {
+      lock_away(page);
+    } else {
       unreference(page);
-      continue;
     }
-    // What others built on a page that this sequence wrote is no better than the page.
-    forget_descendants(page);
-    unregister(page);
-    lock_away(page);
   }
   for (const CheckpointWrite& write : sequence.plan) std::ranges::for_each(write.pages, lock_away);
   std::ranges::for_each(sequence.states, lock_away);

@@ -47,7 +47,7 @@ struct Checkpoint {
 
 struct Sequence {
   bool live = false, planned = false;
-  bool registers = true;  // CachePrompt::use_cache
+  bool registers = true;  // CachePrompt::use_cache; not after a fault in a page that it shares
   std::vector<int32_t> table, states;
   int64_t length = 0, prompt_tokens = 0;
   int64_t registered_blocks = 0;
@@ -114,7 +114,7 @@ struct HybridCache::Impl {
   void touch_checkpoint(int32_t checkpoint);
   void pin_checkpoint(int32_t checkpoint, int change);
   void evict_one(bool write_back);
-  void forget_descendants(int32_t page);
+  void disown(int32_t page);
   int32_t record_of(int32_t page, int64_t block) const { return static_cast<int32_t>(page * page_blocks + block); }
   int32_t page_of(int32_t record) const { return static_cast<int32_t>(record / page_blocks); }
   int32_t heap_id(int32_t checkpoint) const { return static_cast<int32_t>(pool.count()) + checkpoint; }
