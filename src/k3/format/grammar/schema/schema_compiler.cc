@@ -18,23 +18,29 @@ SchemaCompiler::SchemaCompiler(Builder& builder, const JsonNode& root, std::stri
   anything_.kind = JsonNode::Kind::boolean;
   anything_.flag = true;
   nothing_.kind = JsonNode::Kind::boolean;
-}
-
-bool SchemaCompiler::find_path(const JsonNode& in, const JsonNode& node, std::string& path) {
-  if (&in == &node) return true;
-  for (size_t i = 0; i < in.items.size(); ++i) {
-    const size_t size = path.size();
-    path += in.is_object() ? "." + in.keys[i] : fmt::format("[{}]", i);
-    if (find_path(in.items[i], node, path)) return true;
-    path.resize(size);
+  std::vector<const JsonNode*> todo = {root_};
+  while (!todo.empty()) {
+    const JsonNode* parent = todo.back();
+    todo.pop_back();
+    for (size_t i = 0; i < parent->items.size(); ++i) {
+      places_.emplace(&parent->items[i], std::pair(parent, i));
+      todo.push_back(&parent->items[i]);
+    }
   }
-  return false;
 }
 
 std::string SchemaCompiler::path_of(const JsonNode& node) const {
+  std::vector<std::string> steps;
+  for (const JsonNode* at_node = &node; at_node != root_;) {
+    const auto found = places_.find(at_node);
+    if (found == places_.end()) break;
+    const auto& [parent, index] = found->second;
+    steps.push_back(parent->is_object() ? "." + parent->keys[index] : fmt::format("[{}]", index));
+    at_node = parent;
+  }
   std::string path = path_;
-  find_path(*root_, node, path);
-  return path;
+  for (size_t i = steps.size(); i-- > 0;) path += steps[i];
+  return path.starts_with('.') ? path.substr(1) : path;
 }
 
 Error SchemaCompiler::bad(const JsonNode& node, std::string_view keyword, std::string_view what, Code code) const {

@@ -11,6 +11,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -90,7 +91,6 @@ class SchemaCompiler {
   Error bad(const JsonNode& node, std::string_view keyword, std::string_view what, Code code = Code::invalid_argument) const;
   Error at(const JsonNode& node, std::string_view keyword, Error error) const;
   std::string path_of(const JsonNode& node) const;
-  static bool find_path(const JsonNode& in, const JsonNode& node, std::string& path);
 
   // schema_flatten.cc
   Status flatten(const Item& item, List& out, Path& path, bool& never);
@@ -128,6 +128,7 @@ class SchemaCompiler {
   const JsonNode* root_;
   std::string path_;
   JsonNode anything_, nothing_;  // the schemas `true` and `false`
+  std::unordered_map<const JsonNode*, std::pair<const JsonNode*, size_t>> places_;  // parent and index in it
   std::map<std::string, RuleId> rules_;
   std::optional<RuleId> any_value_, any_object_, free_string_;
   int depth_ = 0, nesting_ = 0;

@@ -82,7 +82,7 @@ Result<Expr> SchemaCompiler::array(const Leaf& leaf) {
   K3_TRY_ASSIGN(const RuleId rest, value_rule(list_at(prefix)));
   const auto n = static_cast<uint32_t>(std::min<size_t>(prefix, max));
   const auto less = [](uint32_t a, uint32_t b) { return a > b ? a - b : 0; };
-  const std::string name = path_of(*leaf.nodes[0].node) + " (items)";
+  const std::string name = (leaf.nodes.empty() ? path_ : path_of(*leaf.nodes[0].node)) + " (items)";
   Expr body = b_.empty();
   if (max > n) {
     const uint32_t most = max == kUnbounded ? kUnbounded : max - n;
