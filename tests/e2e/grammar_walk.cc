@@ -1,7 +1,8 @@
 // Random texts under the masks of schemas, and what the masks cost.
 //   k3_grammar_walk VOCABULARY SEEDS SCHEMA.json...
 // Prints a JSON line a text ({"schema","seed","complete","text"}) and one a schema ({"schema","compile_ms","masks",
-// "p50_us","p99_us","max_us"}), the last over all of them. Every sampled token is one that the mask allows; accept() must agree.
+// "p50_us","p99_us","max_us"}), the last over all of them. Every sampled token is one that the mask allows; accept() must
+// agree.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -29,8 +30,8 @@ struct Times {
     return us[std::min(us.size() - 1, static_cast<size_t>(share * static_cast<double>(us.size())))];
   }
   std::string line(std::string_view name, double compile_ms) {
-    return fmt::format(R"({{"schema":"{}","compile_ms":{:.2f},"masks":{},"p50_us":{:.2f},"p99_us":{:.2f},"max_us":{:.2f}}})", name,
-                       compile_ms, us.size(), at(0.5), at(0.99), at(1.0));
+    return fmt::format(R"({{"schema":"{}","compile_ms":{:.2f},"masks":{},"p50_us":{:.2f},"p99_us":{:.2f},"max_us":{:.2f}}})",
+                       name, compile_ms, us.size(), at(0.5), at(0.99), at(1.0));
   }
 };
 
@@ -101,7 +102,8 @@ int main(int argc, char** argv) {
         times.us.push_back(us_since(before));
         const int32_t id = choose(mask, end, rng, step, letters);
         if (id < 0 || !constraint.accept(id)) {
-          std::printf("%s seed %d: after '%s' token %d is in the mask and not accepted\n", name.c_str(), seed, text.c_str(), id);
+          std::printf("%s seed %d: after '%s' token %d is in the mask and not accepted\n", name.c_str(), seed, text.c_str(),
+                      id);
           return 1;
         }
         complete = id == end;

@@ -1,5 +1,5 @@
-// The first byte chooses the front end (schema, regex, EBNF), the rest is its source. What compiles is walked: masks are never
-// empty, what they allow is accepted, and nothing takes long.
+// The first byte chooses the front end (schema, regex, EBNF), the rest is its source. What compiles is walked: masks are
+// never empty, what they allow is accepted, and nothing takes long.
 #include <cstdint>
 #include <string_view>
 

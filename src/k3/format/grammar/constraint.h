@@ -62,8 +62,8 @@ class Grammar {
   friend class Constraint;
   struct Impl;
   explicit Grammar(std::unique_ptr<Impl> impl);
-  static Result<std::shared_ptr<const Grammar>> finish(std::shared_ptr<const TokenTrie> trie, const grammar::Builder& builder,
-                                                       uint32_t start);
+  static Result<std::shared_ptr<const Grammar>> finish(std::shared_ptr<const TokenTrie> trie,
+                                                       const grammar::Builder& builder, uint32_t start);
   std::unique_ptr<Impl> impl_;
 };
 

@@ -28,8 +28,8 @@ Result<std::shared_ptr<const Grammar>> Grammar::ebnf(std::shared_ptr<const Token
   return finish(std::move(trie), builder, start);
 }
 
-Result<std::shared_ptr<const Grammar>> Grammar::finish(std::shared_ptr<const TokenTrie> trie, const grammar::Builder& builder,
-                                                       uint32_t start) {
+Result<std::shared_ptr<const Grammar>> Grammar::finish(std::shared_ptr<const TokenTrie> trie,
+                                                       const grammar::Builder& builder, uint32_t start) {
   K3_TRY_ASSIGN(grammar::Program program, grammar::compile(builder, start));
   auto impl = std::make_unique<Impl>(std::move(trie), std::move(program));
   return std::shared_ptr<const Grammar>(new Grammar(std::move(impl)));

@@ -32,22 +32,22 @@ enum class Encoding : uint8_t {
 struct Node {
   enum class Kind : uint8_t { never, empty, bytes, text, token, call, seq, alt, star, list, free };
   Kind kind = Kind::never;
-  uint8_t lo = 0, hi = 0;           // bytes
+  uint8_t lo = 0, hi = 0;             // bytes
   Encoding encoding = Encoding::raw;  // text
-  uint32_t value = 0;               // token: id; call: rule; text: index; star: child; list: separator
-  std::vector<Expr> children;       // seq, alt; list: the items and last what may follow them any number of times
-  std::vector<char> required;       // list: one an item
+  uint32_t value = 0;                 // token: id; call: rule; text: index; star: child; list: separator
+  std::vector<Expr> children;         // seq, alt; list: the items and last what may follow them any number of times
+  std::vector<char> required;         // list: one an item
 };
 
 struct Rule {
   enum class Kind : uint8_t { automaton, counted, loop, set };
   Kind kind = Kind::automaton;
-  std::string name;              // for messages
-  Expr body = 0;                 // automaton; counted: one character
-  Expr end = 0;                  // counted
-  uint32_t min = 0, max = 0;     // counted, loop
-  std::vector<RuleId> members;   // loop: one; set: at most 32
-  uint32_t required = 0;         // set: bits of members
+  std::string name;             // for messages
+  Expr body = 0;                // automaton; counted: one character
+  Expr end = 0;                 // counted
+  uint32_t min = 0, max = 0;    // counted, loop
+  std::vector<RuleId> members;  // loop: one; set: at most 32
+  uint32_t required = 0;        // set: bits of members
 };
 
 class Builder {

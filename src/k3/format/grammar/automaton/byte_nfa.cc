@@ -132,7 +132,8 @@ void ByteNfa::utf8(uint32_t lo, uint32_t hi, uint32_t from, uint32_t to) {
     uint32_t first, last, lead;
     int tail;
   };
-  constexpr Length kLengths[] = {{0, 0x7F, 0, 0}, {0x80, 0x7FF, 0xC0, 1}, {0x800, 0xFFFF, 0xE0, 2}, {0x10000, 0x10FFFF, 0xF0, 3}};
+  constexpr Length kLengths[] = {
+      {0, 0x7F, 0, 0}, {0x80, 0x7FF, 0xC0, 1}, {0x800, 0xFFFF, 0xE0, 2}, {0x10000, 0x10FFFF, 0xF0, 3}};
   for (const Length& length : kLengths) {
     const uint32_t a = std::max(lo, length.first), b = std::min(hi, length.last);
     if (a <= b) utf8_same_length(a, b, length.tail, length.lead, from, to);

@@ -9,10 +9,10 @@
 namespace k3::grammar {
 namespace {
 
-constexpr size_t kMaxRuleNfa = 400'000;    // states of one rule's nondeterministic automaton
-constexpr size_t kMaxWork = 40'000'000;    // set elements touched: about a second
-constexpr size_t kMaxRows = 16'384;        // of 1 KiB
-constexpr uint32_t kRowEdges = 6;          // more edges than this are looked up in a row
+constexpr size_t kMaxRuleNfa = 400'000;  // states of one rule's nondeterministic automaton
+constexpr size_t kMaxWork = 40'000'000;  // set elements touched: about a second
+constexpr size_t kMaxRows = 16'384;      // of 1 KiB
+constexpr uint32_t kRowEdges = 6;        // more edges than this are looked up in a row
 
 using StateSet = std::vector<uint32_t>;
 
@@ -104,7 +104,8 @@ class Compiler {
     return {};
   }
 
-  std::vector<std::pair<uint32_t, StateSet>> grouped(const StateSet& set, std::vector<ByteNfa::Edge> ByteNfa::State::*edges) {
+  std::vector<std::pair<uint32_t, StateSet>> grouped(const StateSet& set,
+                                                     std::vector<ByteNfa::Edge> ByteNfa::State::*edges) {
     std::vector<std::pair<uint32_t, StateSet>> out;
     std::vector<std::pair<uint32_t, uint32_t>> all;
     for (const uint32_t s : set) {

@@ -90,8 +90,8 @@ class ChatGrammar {
   // The body of the response after its opener, to the end of the message.
   Result<Expr> response() {
     const ResponseFormat& format = request_.response_format;
-    K3_TRY_ASSIGN(SchemaCompiler* const schema,
-                  compiler(format.schema_source.empty() ? anything_ : format.schema_source, "response_format.json_schema.schema"));
+    K3_TRY_ASSIGN(SchemaCompiler* const schema, compiler(format.schema_source.empty() ? anything_ : format.schema_source,
+                                                         "response_format.json_schema.schema"));
     const bool any = format.kind == ResponseFormat::Kind::json_object || !format.strict;
     RuleId value = 0;
     if (any) {
@@ -168,9 +168,9 @@ class ChatGrammar {
   }
 
   Result<Expr> argument(SchemaCompiler& schema, const grammar::TextDfa& keys, const SchemaCompiler::List& list) {
-    constexpr std::pair<std::string_view, unsigned> kTypes[] = {{"string", grammar::kString}, {"number", grammar::kNumber},
+    constexpr std::pair<std::string_view, unsigned> kTypes[] = {{"string", grammar::kString},   {"number", grammar::kNumber},
                                                                 {"boolean", grammar::kBoolean}, {"null", grammar::kNull},
-                                                                {"object", grammar::kObject}, {"array", grammar::kArray}};
+                                                                {"object", grammar::kObject},   {"array", grammar::kArray}};
     std::vector<Expr> kinds;
     for (const auto& [type, bits] : kTypes) {
       const bool text = bits == grammar::kString;
@@ -222,7 +222,8 @@ Result<std::shared_ptr<const Grammar>> Grammar::for_chat(const ChatFormat& forma
                                                          std::shared_ptr<const TokenTrie> trie, const ChatRequest& request,
                                                          const Prompt& prompt) {
   if (asks_nothing(request)) return std::shared_ptr<const Grammar>();
-  const auto open = tokenizer.special("<|open|>"), close = tokenizer.special("<|close|>"), sep = tokenizer.special("<|sep|>");
+  const auto open = tokenizer.special("<|open|>"), close = tokenizer.special("<|close|>"),
+             sep = tokenizer.special("<|sep|>");
   if (format.kind() != ChatFormat::Kind::xtml || !open || !close || !sep) {
     return fail(Code::unsupported, "the chat format of this model has no constrained output");
   }

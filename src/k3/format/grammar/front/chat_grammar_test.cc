@@ -70,15 +70,20 @@ TEST(ChatGrammar, ResponseFormat) {
   const std::string schema = R"("response_format":{"type":"json_schema","json_schema":{"name":"n","schema":{"type":"object",
     "properties":{"z":{"type":"boolean"},"a":{"type":"integer"}},"required":["z","a"]}}})";
   expect(make(schema),
-         {"I <think> \"freely\"«/think»«response»{\"z\": true, \"a\": 1}«/response»«/message»", "«/think»«response»{\"z\":false,\"a\":2}",
-          "no close«response»{\"z\":false,\"a\":2}«/response»"},
-         {"x", "«/think»", "«/think»«response»", "«/think»«response»{\"a\":1,\"z\":true}", "«/think»{\"z\":true,\"a\":1}", "x«.»",
-          "«/think»«response»{\"z\":true,\"a\":1} «/response»", "«/think»«response»```", "«/think»«tools»", "«/response»"});
+         {"I <think> \"freely\"«/think»«response»{\"z\": true, \"a\": 1}«/response»«/message»",
+          "«/think»«response»{\"z\":false,\"a\":2}", "no close«response»{\"z\":false,\"a\":2}«/response»"},
+         {"x", "«/think»", "«/think»«response»", "«/think»«response»{\"a\":1,\"z\":true}", "«/think»{\"z\":true,\"a\":1}",
+          "x«.»", "«/think»«response»{\"z\":true,\"a\":1} «/response»", "«/think»«response»```", "«/think»«tools»",
+          "«/response»"});
   expect(make(schema, false), {"{\"z\":true,\"a\":1}«/response»«/message»"}, {"hi", "«/response»"});
   expect(make(R"("response_format":{"type":"json_object"})", false), {"{}", "{\"a\":[1]}"}, {"[]", "1"});
-  expect(make(R"("response_format":{"type":"json_schema","json_schema":{"name":"n","strict":false,"schema":{"not":{}}}})", false), {"{}"}, {"1"});
-  EXPECT_EQ(make(R"("response_format":{"type":"json_schema","json_schema":{"name":"n","schema":{"properties":{"a":{"not":{}}}}}})").error,
-            "response_format.json_schema.schema.properties.a.not: is not supported");
+  expect(make(R"("response_format":{"type":"json_schema","json_schema":{"name":"n","strict":false,"schema":{"not":{}}}})",
+              false),
+         {"{}"}, {"1"});
+  EXPECT_EQ(
+      make(R"("response_format":{"type":"json_schema","json_schema":{"name":"n","schema":{"properties":{"a":{"not":{}}}}}})")
+          .error,
+      "response_format.json_schema.schema.properties.a.not: is not supported");
 }
 
 TEST(ChatGrammar, RequiredTools) {
@@ -86,31 +91,38 @@ TEST(ChatGrammar, RequiredTools) {
   const char* const call =
       "t«/think»«tools»«call tool=\"tide_at\" index=\"1\"»«argument key=\"port\" type=\"string\"»B\"r\n<x«/argument»"
       "«argument key=\"days\" type=\"number\"»3«/argument»«/call»«/tools»";
-  expect(chat,
-         {call, "«/think»«response»I look.«/response»«tools»«call tool=\"stop\" index=\"1\"»«/call»«/tools»«/message»",
-          "«tools»«call tool=\"stop\" index=\"1\"»«/call»«call tool=\"stop\" index=\"2\"»«/call»«/tools»",
-          "«tools»«call tool=\"tide_at\" index=\"1\"»«argument key=\"unit\" type=\"null\"»null«/argument»«argument key=\"port\" "
-          "type=\"string\"»B«/argument»«/call»«/tools»",
-          "«tools»«call tool=\"tide_at\" index=\"1\"»«argument key=\"port\" type=\"string\"»B«/argument»«argument key=\"unit\" "
-          "type=\"string\"»ft«/argument»«/call»«/tools»"},
-         {"«/think»«response»No.«/response»«/message»", "«tools»«/tools»", "«tools»«call tool=\"other\" index=\"1\"»",
-          "«tools»«call tool=\"stop\" index=\"2\"»", "«tools»«call tool=\"stop\" index=\"1\"»«/call»«call tool=\"stop\" index=\"1\"»",
-          "«tools»«call tool=\"tide_at\" index=\"1\"»«/call»",  // the required key is missing
-          "«tools»«call tool=\"tide_at\" index=\"1\"»«argument key=\"port\" type=\"string\"»123456789",
-          "«tools»«call tool=\"tide_at\" index=\"1\"»«argument key=\"port\" type=\"number\"»",
-          "«tools»«call tool=\"tide_at\" index=\"1\"»«argument key=\"days\" type=\"number\"»0",
-          "«tools»«call tool=\"tide_at\" index=\"1\"»«argument key=\"port\" type=\"string\"»a«/argument»«argument key=\"port\" ",
-          "«tools»«call tool=\"tide_at\" index=\"1\"»«argument key=\"else\" ",
-          "«tools»«call tool=\"tide_at\" index=\"1\"»«argument key=\"port\" type=\"string\"»a«|media_pad|»"});
+  expect(
+      chat,
+      {call, "«/think»«response»I look.«/response»«tools»«call tool=\"stop\" index=\"1\"»«/call»«/tools»«/message»",
+       "«tools»«call tool=\"stop\" index=\"1\"»«/call»«call tool=\"stop\" index=\"2\"»«/call»«/tools»",
+       "«tools»«call tool=\"tide_at\" index=\"1\"»«argument key=\"unit\" type=\"null\"»null«/argument»«argument "
+       "key=\"port\" "
+       "type=\"string\"»B«/argument»«/call»«/tools»",
+       "«tools»«call tool=\"tide_at\" index=\"1\"»«argument key=\"port\" type=\"string\"»B«/argument»«argument key=\"unit\" "
+       "type=\"string\"»ft«/argument»«/call»«/tools»"},
+      {"«/think»«response»No.«/response»«/message»", "«tools»«/tools»", "«tools»«call tool=\"other\" index=\"1\"»",
+       "«tools»«call tool=\"stop\" index=\"2\"»",
+       "«tools»«call tool=\"stop\" index=\"1\"»«/call»«call tool=\"stop\" index=\"1\"»",
+       "«tools»«call tool=\"tide_at\" index=\"1\"»«/call»",  // the required key is missing
+       "«tools»«call tool=\"tide_at\" index=\"1\"»«argument key=\"port\" type=\"string\"»123456789",
+       "«tools»«call tool=\"tide_at\" index=\"1\"»«argument key=\"port\" type=\"number\"»",
+       "«tools»«call tool=\"tide_at\" index=\"1\"»«argument key=\"days\" type=\"number\"»0",
+       "«tools»«call tool=\"tide_at\" index=\"1\"»«argument key=\"port\" type=\"string\"»a«/argument»«argument "
+       "key=\"port\" ",
+       "«tools»«call tool=\"tide_at\" index=\"1\"»«argument key=\"else\" ",
+       "«tools»«call tool=\"tide_at\" index=\"1\"»«argument key=\"port\" type=\"string\"»a«|media_pad|»"});
   const test::Outcome outcome = test::run_output(
       OutputParser(test::short_format(), test::byte_vocabulary(), parser_options(chat.request, chat.prompt)),
       test::output_ids(test::byte_vocabulary(), std::string(call) + "«/message»«.»"), StopCause::stop);
-  EXPECT_EQ(test::summary(outcome.message), "r=t c=null tide_at#tide_at_0({\"port\": \"B\\\"r\\n<x\", \"days\": 3}) -> tool_calls");
+  EXPECT_EQ(test::summary(outcome.message),
+            "r=t c=null tide_at#tide_at_0({\"port\": \"B\\\"r\\n<x\", \"days\": 3}) -> tool_calls");
   EXPECT_EQ(outcome.warnings, 0);
-  expect(make(kTools + R"(,"tool_choice":"required","parallel_tool_calls":false)"), {"«tools»«call tool=\"stop\" index=\"1\"»«/call»«/tools»"},
+  expect(make(kTools + R"(,"tool_choice":"required","parallel_tool_calls":false)"),
+         {"«tools»«call tool=\"stop\" index=\"1\"»«/call»«/tools»"},
          {"«tools»«call tool=\"stop\" index=\"1\"»«/call»«call "});
   expect(make(kTools + R"(,"tool_choice":"required")", false),
-         {"«/response»«tools»«call tool=\"stop\" index=\"1\"»«/call»«/tools»", "Sure.«/response»«tools»«call tool=\"stop\" index=\"1\"»«/call»«/tools»"},
+         {"«/response»«tools»«call tool=\"stop\" index=\"1\"»«/call»«/tools»",
+          "Sure.«/response»«tools»«call tool=\"stop\" index=\"1\"»«/call»«/tools»"},
          {"«/response»«/message»", "Hello«.»"});
 }
 
@@ -127,32 +139,42 @@ TEST(ChatGrammar, StrictToolsWakeAtTheSection) {
   expect(chat,
          {"anything", "x«/think»«response»Hello «|media_pad|».«/response»«/message»",
           "«/think»«tools»«call tool=\"a\" index=\"1\"»«argument key=\"n\" type=\"number\"»3«/argument»«/call»«/tools»",
-          "«/think»«tools»«call tool=\"b\" index=\"1\"»«argument key=\"any\" type=\"object\"»{\"x\": 1}«/argument»«/call»«/tools»"},
+          "«/think»«tools»«call tool=\"b\" index=\"1\"»«argument key=\"any\" type=\"object\"»{\"x\": "
+          "1}«/argument»«/call»«/tools»"},
          {"«/think»«tools»«call tool=\"a\" index=\"1\"»«/call»", "«tools»«call tool=\"c\" ",
           "«tools»«call tool=\"a\" index=\"1\"»«argument key=\"n\" type=\"string\"»"});
   Constraint constraint(chat.grammar, {test::kByteEnd});
   std::vector<uint32_t> mask(mask_words(test::byte_vocabulary().vocab_size()), 7);
   EXPECT_FALSE(constraint.fill_mask(mask));
   EXPECT_EQ(mask[0], 7U);
-  EXPECT_EQ(make(R"("tools":[{"type":"function","function":{"name":"a","strict":true,"parameters":{"properties":{"q":{"not":{}}}}}}])").error,
-            "tools[0].function.parameters.properties.q.not: is not supported");
+  EXPECT_EQ(
+      make(
+          R"("tools":[{"type":"function","function":{"name":"a","strict":true,"parameters":{"properties":{"q":{"not":{}}}}}}])")
+          .error,
+      "tools[0].function.parameters.properties.q.not: is not supported");
 }
 
 TEST(ChatGrammar, ToolsOrResponse) {
-  const Chat chat = make(kTools + R"(,"response_format":{"type":"json_schema","json_schema":{"name":"n","schema":{"type":"boolean"}}})");
-  expect(chat,
-         {"«/think»«response»true«/response»«/message»", "«/think»«tools»«call tool=\"stop\" index=\"1\"»«/call»«/tools»",
-          "«/think»«response»«/response»«tools»«call tool=\"stop\" index=\"1\"»«/call»«/tools»",
-          "«tools»«call tool=\"tide_at\" index=\"1\"»«argument key=\"free\" type=\"boolean\"»true«/argument»«/call»«/tools»"},
-         {"«/think»«response»hi", "«/think»«response»true«/response»«tools»", "«/think»«response»«/response»«/message»"});
+  const Chat chat =
+      make(kTools + R"(,"response_format":{"type":"json_schema","json_schema":{"name":"n","schema":{"type":"boolean"}}})");
+  expect(
+      chat,
+      {"«/think»«response»true«/response»«/message»", "«/think»«tools»«call tool=\"stop\" index=\"1\"»«/call»«/tools»",
+       "«/think»«response»«/response»«tools»«call tool=\"stop\" index=\"1\"»«/call»«/tools»",
+       "«tools»«call tool=\"tide_at\" index=\"1\"»«argument key=\"free\" type=\"boolean\"»true«/argument»«/call»«/tools»"},
+      {"«/think»«response»hi", "«/think»«response»true«/response»«tools»", "«/think»«response»«/response»«/message»"});
 }
 
 TEST(ChatGrammar, ContinuedMessage) {
   const ChatFormat format = test::short_format();
   const auto grammar = [&](const char* given) {
-    const auto request = parse_chat_request(fmt::format(
-        R"({{"messages":[{{"role":"user","content":"x"}},{{"role":"assistant","content":"{}","partial":true}}],"response_format":
-        {{"type":"json_schema","json_schema":{{"name":"n","schema":{{"enum":["abc","abd"]}}}}}}}})", given)).value();
+    const auto request =
+        parse_chat_request(
+            fmt::format(
+                R"({{"messages":[{{"role":"user","content":"x"}},{{"role":"assistant","content":"{}","partial":true}}],"response_format":
+        {{"type":"json_schema","json_schema":{{"name":"n","schema":{{"enum":["abc","abd"]}}}}}}}})",
+                given))
+            .value();
     const auto prompt = format.render(request).value();
     return Grammar::for_chat(format, test::byte_vocabulary(), test::byte_trie(), request, prompt);
   };
@@ -189,7 +211,8 @@ TEST(ChatGrammar, RandomWalksParseWithoutRepair) {
     if (!done) continue;
     ++ended;
     const test::Outcome outcome = test::run_output(
-        OutputParser(test::short_format(), test::byte_vocabulary(), parser_options(chat.request, chat.prompt)), ids, StopCause::stop);
+        OutputParser(test::short_format(), test::byte_vocabulary(), parser_options(chat.request, chat.prompt)), ids,
+        StopCause::stop);
     EXPECT_FALSE(outcome.message.calls.empty());
     for (const OutputCall& call : outcome.message.calls) {
       EXPECT_TRUE(call.name == "tide_at" || call.name == "stop") << call.name;

@@ -39,7 +39,8 @@ class EbnfParser {
   };
 
   Error error(std::string_view what, Code code = Code::invalid_argument) const {
-    const auto line = 1 + std::count(text_.begin(), text_.begin() + static_cast<std::ptrdiff_t>(std::min(pos_, text_.size())), '\n');
+    const auto line =
+        1 + std::count(text_.begin(), text_.begin() + static_cast<std::ptrdiff_t>(std::min(pos_, text_.size())), '\n');
     return fail(code, "grammar line {}: {}", line, what);
   }
   bool at(char c) const { return pos_ < text_.size() && text_[pos_] == c; }
@@ -154,7 +155,8 @@ class EbnfParser {
   Expr counted(Expr body, uint32_t min, uint32_t max) {
     if (max == 0) return b_.empty();
     const RuleId rule = b_.rule("a repeated group", body);
-    if (min > kExpanded || (max != kUnbounded && max > kExpanded)) return b_.call(b_.loop("a repeated group", rule, min, max));
+    if (min > kExpanded || (max != kUnbounded && max > kExpanded))
+      return b_.call(b_.loop("a repeated group", rule, min, max));
     const Expr call = b_.call(rule);
     Expr out = max == kUnbounded ? b_.star(call) : b_.empty();
     for (uint32_t i = max == kUnbounded ? min : max; i-- > 0;) {

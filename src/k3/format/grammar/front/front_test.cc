@@ -29,7 +29,11 @@ TEST(RegexGrammar, WholeMatches) {
       {"\\d{3}-[\\w.]+", {"123-a_b.c"}, {"12-a"}},
       {"[\\u00e4\\u{1F600}]", {"\xC3\xA4", "\xF0\x9F\x98\x80"}, {"a"}},
       {"\\p{L}+", {"abc\xC3\xA9\xE5\x90\x8D"}, {"1"}},
-      {"\\p{Han}\\P{N}", {"\xE5\x90\x8Dx"}, {"xx", "\xE5\x90\x8D" "1"}},
+      {"\\p{Han}\\P{N}",
+       {"\xE5\x90\x8Dx"},
+       {"xx",
+        "\xE5\x90\x8D"
+        "1"}},
       {".", {"x", " ", "\xE2\x82\xAC"}, {"\n", "\xE2\x80\xA8"}},
       {"[^]", {"\n", "x"}, {""}},
       {"[a-]]?", {"a]", "-]", "-"}, {"b", "a]]"}},
@@ -42,8 +46,8 @@ TEST(RegexGrammar, WholeMatches) {
 }
 
 TEST(RegexGrammar, Refusals) {
-  for (const char* pattern : {"(", ")", "a**", "*", "[b-a]", "\\1", "(?<=a)b", "a(?!b)", "(?i)a", "\\q", "a{2,1}", "a{x}", "[a", "\\",
-                              "\\p{Emoji}", "(?:a", "^*", "\\ud800", "\xFF"}) {
+  for (const char* pattern : {"(", ")", "a**", "*", "[b-a]", "\\1", "(?<=a)b", "a(?!b)", "(?i)a", "\\q", "a{2,1}", "a{x}",
+                              "[a", "\\", "\\p{Emoji}", "(?:a", "^*", "\\ud800", "\xFF"}) {
     const auto grammar = Grammar::regex(test::byte_trie(), pattern);
     ASSERT_FALSE(grammar.ok()) << pattern;
     EXPECT_EQ(grammar.error().code, Code::invalid_argument) << pattern;
@@ -55,8 +59,12 @@ TEST(RegexGrammar, Refusals) {
 TEST(EbnfGrammar, Texts) {
   const std::vector<Case> cases = {
       {"root ::= \"yes\" | \"no\" # comment", {"yes", "no"}, {"yesno", ""}},
-      {"root ::= greeting \" \" name\ngreeting ::= \"hi\" | \"hello\"\nname ::= [A-Z] [a-z]*", {"hi Bob", "hello A"}, {"hi bob"}},
-      {"root ::= expr\nexpr ::= term (\"+\" term)*\nterm ::= [0-9]+ | \"(\" expr \")\"", {"1", "(1+2)+3", "((4))"}, {"1+", "(1", "()"}},
+      {"root ::= greeting \" \" name\ngreeting ::= \"hi\" | \"hello\"\nname ::= [A-Z] [a-z]*",
+       {"hi Bob", "hello A"},
+       {"hi bob"}},
+      {"root ::= expr\nexpr ::= term (\"+\" term)*\nterm ::= [0-9]+ | \"(\" expr \")\"",
+       {"1", "(1+2)+3", "((4))"},
+       {"1+", "(1", "()"}},
       {"root ::= \"a\" root \"b\" | \"\"", {"", "ab", "aaabbb"}, {"aab", "ba"}},
       {"root ::= item{2,3}\nitem ::= \"x\" | \"y\"", {"xy", "xxx"}, {"x", "xxxx"}},
       {"root ::= item{20,30} \".\"\nitem ::= \"ab\"", {"abababababababababababababababababababab."}, {"ab.", "a."}},
@@ -70,8 +78,9 @@ TEST(EbnfGrammar, Texts) {
 
 TEST(EbnfGrammar, Refusals) {
   for (const char* text : {"", "a ::= \"x\"", "root ::= b", "root ::= \"x", "root ::= root \"x\" | \"y\"", "root ::= (\"a\"",
-                           "root ::= \"a\")", "root \"a\"", "root ::= \"a\"\nroot ::= \"b\"", "root ::= [a", "root ::= *", "root ::= root",
-                           "root ::= a\na ::= b \"x\"\nb ::= \"\" | a", "root ::= \"\\q\"", "root ::= \"a\"{3,2}", "root ::= x{100}\nx ::= \"a\"?"}) {
+                           "root ::= \"a\")", "root \"a\"", "root ::= \"a\"\nroot ::= \"b\"", "root ::= [a", "root ::= *",
+                           "root ::= root", "root ::= a\na ::= b \"x\"\nb ::= \"\" | a", "root ::= \"\\q\"",
+                           "root ::= \"a\"{3,2}", "root ::= x{100}\nx ::= \"a\"?"}) {
     const auto grammar = Grammar::ebnf(test::byte_trie(), text);
     ASSERT_FALSE(grammar.ok()) << text;
     EXPECT_EQ(grammar.error().code, Code::invalid_argument) << text << ": " << grammar.error().message;

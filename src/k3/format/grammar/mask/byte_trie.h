@@ -24,9 +24,9 @@ inline constexpr uint32_t kPlainLengths = 48;
 struct Vocabulary {
   int32_t base = 0, size = 0;
   uint32_t longest = 0;  // characters of the longest plain token, or bytes of the longest of all: no token counts more
-  std::vector<std::string_view> bytes;                  // of ordinary tokens
-  ByteTrie all, unusual;                                // every token; those that are not plain
-  std::vector<std::vector<uint32_t>> plain_masks;       // [n]: plain tokens of at most n characters; the last: all
+  std::vector<std::string_view> bytes;                   // of ordinary tokens
+  ByteTrie all, unusual;                                 // every token; those that are not plain
+  std::vector<std::vector<uint32_t>> plain_masks;        // [n]: plain tokens of at most n characters; the last: all
   std::vector<std::pair<uint32_t, int32_t>> long_plain;  // (characters, id) beyond kPlainLengths - 2, ascending
 };
 

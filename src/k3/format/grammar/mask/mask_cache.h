@@ -1,5 +1,5 @@
-// Internal to format/grammar. Which tokens a thread allows, remembered by what was looked at: the thread itself, then frame by
-// frame of its stack for the tokens that end what the thread is in. A mask is the union over the nodes of that chain.
+// Internal to format/grammar. Which tokens a thread allows, remembered by what was looked at: the thread itself, then frame
+// by frame of its stack for the tokens that end what the thread is in. A mask is the union over the nodes of that chain.
 #pragma once
 
 #include <cstdint>
@@ -36,11 +36,11 @@ class MaskCache {
     }
   };
   struct Item {
-    uint32_t plain = UINT32_MAX;     // characters that plain tokens may have; UINT32_MAX: no plain tokens
-    bool unusual = false;            // which trie `open` refers to
-    std::vector<int32_t> sparse;     // tokens beside the plain ones
-    std::vector<uint32_t> dense;     // the same as words when that is shorter
-    std::vector<uint32_t> open;      // trie nodes at which the stack below is asked
+    uint32_t plain = UINT32_MAX;  // characters that plain tokens may have; UINT32_MAX: no plain tokens
+    bool unusual = false;         // which trie `open` refers to
+    std::vector<int32_t> sparse;  // tokens beside the plain ones
+    std::vector<uint32_t> dense;  // the same as words when that is shorter
+    std::vector<uint32_t> open;   // trie nodes at which the stack below is asked
     std::unordered_map<Key, std::unique_ptr<Item>, KeyHash> below;
   };
   class Walk;

@@ -88,12 +88,16 @@ TEST(Masks, WholeNaiveMaskOnce) {
   const auto trie = TokenTrie::build(tokenizer);
   const int32_t end = tokenizer.special("<|end_of_msg|>").value();
   const auto grammar =
-      Grammar::json_schema(trie, R"({"type":"object","properties":{"a":{"type":"string","maxLength":6},"b":{"type":"integer"}},"required":["b"]})").value();
+      Grammar::json_schema(
+          trie,
+          R"({"type":"object","properties":{"a":{"type":"string","maxLength":6},"b":{"type":"integer"}},"required":["b"]})")
+          .value();
   for (const char* before : {"", "{\"a\":\"x", "{\"a\": \"abc\", ", "{\"b\":1"}) {
     Constraint constraint(grammar, {end});
     const std::vector<int32_t> ids = tokenizer.encode(before).value();
     for (const int32_t id : ids) ASSERT_TRUE(constraint.accept(id)) << before;
-    EXPECT_EQ(test::mask_of(constraint, tokenizer.vocab_size()), test::naive_mask(constraint, tokenizer.vocab_size())) << before;
+    EXPECT_EQ(test::mask_of(constraint, tokenizer.vocab_size()), test::naive_mask(constraint, tokenizer.vocab_size()))
+        << before;
   }
 }
 

@@ -65,8 +65,8 @@ class Stepper {
 
   const Program& p_;
   std::vector<Frame> frames_;
-  size_t fresh_ = 1;           // frames from here on were made by the running close or step
-  std::vector<Thread> todo_;   // everything visited by the running close or step
+  size_t fresh_ = 1;          // frames from here on were made by the running close or step
+  std::vector<Thread> todo_;  // everything visited by the running close or step
   bool ended_ = false;
 };
 

@@ -7,7 +7,7 @@
 namespace k3::grammar {
 namespace {
 
-constexpr int kMaxInline = 100;         // alternatives within alternatives
+constexpr int kMaxInline = 100;  // alternatives within alternatives
 constexpr size_t kMaxRules = 50'000;
 constexpr size_t kMaxNodes = 3'000'000;
 

@@ -53,7 +53,7 @@ class SchemaCompiler {
 
   Result<RuleId> root_rule() { return value_rule({{root_, 0}}); }
   Result<RuleId> value_rule(const List& list);
-  RuleId any_value();   // any JSON
+  RuleId any_value();  // any JSON
   RuleId any_object();
 
   // A value of one of `types`. Strings in `style`.
@@ -117,6 +117,16 @@ class SchemaCompiler {
   Result<Expr> array(const Leaf& leaf);
   Result<Expr> object(const Leaf& leaf);
   Result<Members> members(const Leaf& leaf);
+  struct KeyPattern {
+    TextDfa keys;
+    const JsonNode* schema;
+  };
+  using KeyPatterns = std::vector<std::vector<KeyPattern>>;  // one list a schema of the leaf
+  Result<KeyPatterns> key_patterns(const Leaf& leaf) const;
+  List schemas_of_key(const Leaf& leaf, const KeyPatterns& patterns, const std::string& key) const;
+  Result<TextDfa> legal_names(const Leaf& leaf);
+  Result<std::vector<Members::Pattern>> other_keys(const Leaf& leaf, const KeyPatterns& patterns, TextDfa rest,
+                                                   bool named) const;
   Result<Expr> map_of(const Members& members);
   Result<Expr> key_value(const TextDfa& keys, const List& list);
   Result<std::pair<bool, uint32_t>> count_of(const JsonNode& node, std::string_view keyword) const;
@@ -127,7 +137,7 @@ class SchemaCompiler {
   Builder& b_;
   const JsonNode* root_;
   std::string path_;
-  JsonNode anything_, nothing_;  // the schemas `true` and `false`
+  JsonNode anything_, nothing_;                                                     // the schemas `true` and `false`
   std::unordered_map<const JsonNode*, std::pair<const JsonNode*, size_t>> places_;  // parent and index in it
   std::map<std::string, RuleId> rules_;
   std::optional<RuleId> any_value_, any_object_, free_string_;

@@ -60,7 +60,8 @@ Result<Expr> SchemaCompiler::array(const Leaf& leaf) {
     if (low.first) min = std::max(min, low.second);
     if (high.first) max = std::min(max, high.second);
     Source source = {node.find("prefixItems"), node.find("items")};
-    if (source.items != nullptr && source.items->is_array()) source = {source.items, node.find("additionalItems")};  // draft 7
+    if (source.items != nullptr && source.items->is_array())
+      source = {source.items, node.find("additionalItems")};  // draft 7
     if (source.prefix != nullptr && !source.prefix->is_array()) return bad(node, "prefixItems", "must be an array");
     if (source.prefix != nullptr) prefix = std::max(prefix, source.prefix->items.size());
     if (source.prefix != nullptr || source.items != nullptr) sources.push_back(source);
@@ -127,14 +128,19 @@ Result<SchemaCompiler::Members> SchemaCompiler::members(const Leaf& leaf) {
     }
   }
   std::for_each(required.begin(), required.end(), declare);
-  // What each schema says of a key: its property, else its patterns, else additionalProperties. Without the last, an
-  // object that names properties has no others: that is within the schema and what its author means.
-  const bool closed = !names.empty();
-  struct Pattern {
-    TextDfa keys;
-    const JsonNode* schema;
-  };
-  std::vector<std::vector<Pattern>> patterns(leaf.nodes.size());
+  K3_TRY_ASSIGN(const KeyPatterns patterns, key_patterns(leaf));
+  K3_TRY_ASSIGN(const TextDfa names_allowed, legal_names(leaf));
+  for (const std::string& key : order) {
+    out.declared.push_back({key, schemas_of_key(leaf, patterns, key), required.count(key) != 0});
+    if (!names_allowed.matches(key)) out.declared.back().list.push_back({&nothing_, 0});
+  }
+  K3_TRY_ASSIGN(TextDfa rest, subtract(names_allowed, text_of(order)));
+  K3_TRY_ASSIGN(out.others, other_keys(leaf, patterns, std::move(rest), !names.empty()));
+  return out;
+}
+
+Result<SchemaCompiler::KeyPatterns> SchemaCompiler::key_patterns(const Leaf& leaf) const {
+  KeyPatterns out(leaf.nodes.size());
   for (size_t i = 0; i < leaf.nodes.size(); ++i) {
     const JsonNode& node = *leaf.nodes[i].node;
     const JsonNode* list = node.find("patternProperties");
@@ -143,70 +149,76 @@ Result<SchemaCompiler::Members> SchemaCompiler::members(const Leaf& leaf) {
     for (size_t k = 0; k < list->keys.size(); ++k) {
       auto dfa = parse_regex(list->keys[k], false);
       if (!dfa.ok()) return at(node, "patternProperties", std::move(dfa).take_error());
-      patterns[i].push_back({*std::move(dfa), &list->items[k]});
+      out[i].push_back({*std::move(dfa), &list->items[k]});
     }
   }
-  for (const std::string& key : order) {
-    Member member = {key, {}, required.count(key) != 0};
-    for (size_t i = 0; i < leaf.nodes.size(); ++i) {
-      const JsonNode& node = *leaf.nodes[i].node;
-      const JsonNode* properties = node.find("properties");
-      const JsonNode* schema = properties == nullptr ? nullptr : properties->find(key);
-      bool known = schema != nullptr;
-      if (schema != nullptr) member.list.push_back({schema, 0});
-      for (const Pattern& pattern : patterns[i]) {
-        if (!pattern.keys.matches(key)) continue;
-        member.list.push_back({pattern.schema, 0});
-        known = true;
-      }
-      const JsonNode* more = node.find("additionalProperties");
-      if (!known && more != nullptr) member.list.push_back({more, 0});
-      if (const JsonNode* rule = node.find("propertyNames")) {
-        bool fits = false;
-        K3_TRY_ASSIGN(const Leaf name_leaf, plain_leaf(*rule, fits));
-        bool any = false;
-        K3_TRY_ASSIGN(const TextDfa dfa, this->patterns(name_leaf, any));
-        if (any && !dfa.matches(key)) member.list.push_back({&nothing_, 0});
-      }
+  return out;
+}
+
+// What each schema says of a key: its property and its patterns, else additionalProperties.
+SchemaCompiler::List SchemaCompiler::schemas_of_key(const Leaf& leaf, const KeyPatterns& patterns,
+                                                    const std::string& key) const {
+  List out;
+  for (size_t i = 0; i < leaf.nodes.size(); ++i) {
+    const JsonNode& node = *leaf.nodes[i].node;
+    const size_t before = out.size();
+    const JsonNode* properties = node.find("properties");
+    const JsonNode* schema = properties == nullptr ? nullptr : properties->find(key);
+    if (schema != nullptr) out.push_back({schema, 0});
+    for (const KeyPattern& pattern : patterns[i]) {
+      if (pattern.keys.matches(key)) out.push_back({pattern.schema, 0});
     }
-    if (member.list.empty()) member.list.push_back({&anything_, 0});
-    out.declared.push_back(std::move(member));
+    const JsonNode* more = node.find("additionalProperties");
+    if (out.size() == before && more != nullptr) out.push_back({more, 0});
   }
-  // Other keys: one source at most may open the object.
-  TextDfa rest = any_text();
-  K3_TRY_ASSIGN(rest, subtract(rest, text_of(order)));
+  if (out.empty()) out.push_back({&anything_, 0});
+  return out;
+}
+
+// propertyNames.
+Result<TextDfa> SchemaCompiler::legal_names(const Leaf& leaf) {
+  TextDfa out = any_text();
   for (const Item& item : leaf.nodes) {
     const JsonNode* rule = item.node->find("propertyNames");
     if (rule == nullptr) continue;
     bool plain = false, any = false;
-    K3_TRY_ASSIGN(const Leaf name_leaf, plain_leaf(*rule, plain));
+    K3_TRY_ASSIGN(const Leaf name, plain_leaf(*rule, plain));
     if (!plain) return bad(*item.node, "propertyNames", "with alternatives is not supported");
-    if (name_leaf.never || (name_leaf.types & kString) == 0) {
-      rest.states.clear();
-      continue;
-    }
-    K3_TRY_ASSIGN(TextDfa keys, this->patterns(name_leaf, any));
+    if (name.never || (name.types & kString) == 0) return TextDfa();
+    K3_TRY_ASSIGN(TextDfa keys, patterns(name, any));
     if (!any) keys = any_text();
-    if (name_leaf.values) {
+    if (name.values) {
       std::vector<std::string> texts;
-      for (const JsonNode* value : *name_leaf.values) texts.push_back(value->text);
+      for (const JsonNode* value : *name.values) {
+        if (value->is_string()) texts.push_back(value->text);
+      }
       K3_TRY_ASSIGN(keys, intersect(keys, text_of(texts)));
     }
     uint64_t min = 0, max = 0;
-    K3_TRY(lengths(name_leaf, min, max));
-    if (min > 0 || max != UINT64_MAX) {
+    K3_TRY(lengths(name, min, max));
+    auto both = intersect(out, keys);
+    if (both.ok() && (min > 0 || max != UINT64_MAX)) {
       auto length = text_of_length(min, max);
-      if (!length.ok()) return at(*item.node, "propertyNames", std::move(length).take_error());
-      K3_TRY_ASSIGN(keys, intersect(keys, *length));
+      both = length.ok() ? intersect(*both, *length) : std::move(length);
     }
-    K3_TRY_ASSIGN(rest, intersect(rest, keys));
+    if (!both.ok()) return at(*item.node, "propertyNames", std::move(both).take_error());
+    out = *std::move(both);
   }
-  std::vector<Members::Pattern> open = {{rest, {}}};
-  bool opened = false;
+  return out;
+}
+
+// Keys beyond the named ones. Without additionalProperties an object that names properties has no others: that is within
+// the schema and what its author means.
+Result<std::vector<SchemaCompiler::Members::Pattern>> SchemaCompiler::other_keys(const Leaf& leaf,
+                                                                                 const KeyPatterns& patterns, TextDfa rest,
+                                                                                 bool named) const {
+  std::vector<Members::Pattern> open = {{std::move(rest), {}}};
+  bool opened = !named;
   for (size_t i = 0; i < leaf.nodes.size(); ++i) {
     const JsonNode& node = *leaf.nodes[i].node;
     const JsonNode* more = node.find("additionalProperties");
     opened = opened || more != nullptr || !patterns[i].empty();
+    const bool shut = more != nullptr ? more->is_boolean() && !more->flag : named && !patterns[i].empty();
     std::vector<Members::Pattern> next;
     for (Members::Pattern& part : open) {
       TextDfa left = part.keys;
@@ -214,7 +226,8 @@ Result<SchemaCompiler::Members> SchemaCompiler::members(const Leaf& leaf) {
         K3_TRY_ASSIGN(TextDfa matched, intersect(part.keys, patterns[i][k].keys));
         for (size_t other = 0; other < k; ++other) {
           K3_TRY_ASSIGN(const TextDfa both, intersect(matched, patterns[i][other].keys));
-          if (!both.empty()) return bad(node, "patternProperties", "has patterns that match the same key, which is not supported");
+          if (!both.empty())
+            return bad(node, "patternProperties", "has patterns that match the same key, which is not supported");
         }
         if (matched.empty()) continue;
         List list = part.list;
@@ -222,20 +235,18 @@ Result<SchemaCompiler::Members> SchemaCompiler::members(const Leaf& leaf) {
         next.push_back({std::move(matched), std::move(list)});
         K3_TRY_ASSIGN(left, subtract(left, patterns[i][k].keys));
       }
-      const bool shut = more != nullptr ? more->is_boolean() && !more->flag : closed && !patterns[i].empty();
       if (left.empty() || shut) continue;
       if (more != nullptr) part.list.push_back({more, 0});
       next.push_back({std::move(left), std::move(part.list)});
     }
     open = std::move(next);
   }
-  if (!opened && closed) open.clear();
+  if (!opened) open.clear();
+  std::erase_if(open, [](const Members::Pattern& part) { return part.keys.empty(); });
   for (Members::Pattern& part : open) {
-    if (part.keys.empty()) continue;
     if (part.list.empty()) part.list.push_back({&anything_, 0});
-    out.others.push_back(std::move(part));
   }
-  return out;
+  return open;
 }
 
 Result<Expr> SchemaCompiler::key_value(const TextDfa& keys, const List& list) {

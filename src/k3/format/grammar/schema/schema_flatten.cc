@@ -1,9 +1,9 @@
 // What holds at once: $ref, allOf, the branches of anyOf and oneOf; which types are left.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <set>
-
-#include <fmt/format.h>
 
 #include "k3/format/grammar/schema/schema_compiler.h"
 
@@ -13,10 +13,24 @@ namespace {
 constexpr int64_t kMaxSteps = 100'000;  // schemas looked at, over all alternatives
 constexpr size_t kMaxBranches = 512;
 
-constexpr std::array<std::string_view, 18> kRefused = {
-    "not",          "if",           "then",         "else",        "dependentRequired",     "dependentSchemas",
-    "dependencies", "contains",     "minContains",  "maxContains", "unevaluatedProperties", "unevaluatedItems",
-    "$dynamicRef",  "$recursiveRef", "divisibleBy", "disallow",    "extends",               "propertyDependencies"};
+constexpr std::array<std::string_view, 18> kRefused = {"not",
+                                                       "if",
+                                                       "then",
+                                                       "else",
+                                                       "dependentRequired",
+                                                       "dependentSchemas",
+                                                       "dependencies",
+                                                       "contains",
+                                                       "minContains",
+                                                       "maxContains",
+                                                       "unevaluatedProperties",
+                                                       "unevaluatedItems",
+                                                       "$dynamicRef",
+                                                       "$recursiveRef",
+                                                       "divisibleBy",
+                                                       "disallow",
+                                                       "extends",
+                                                       "propertyDependencies"};
 
 unsigned type_of_name(std::string_view name) {
   if (name == "null") return kNull;
@@ -92,12 +106,16 @@ Status SchemaCompiler::check_keywords(const JsonNode& node) const {
 Result<const JsonNode*> SchemaCompiler::resolve(const JsonNode& node, const std::string& ref) const {
   std::string_view pointer = ref;
   const JsonNode* id = root_->is_object() ? root_->find("$id") : nullptr;
-  if (id != nullptr && id->is_string() && !id->text.empty() && pointer.starts_with(id->text)) pointer.remove_prefix(id->text.size());
+  if (id != nullptr && id->is_string() && !id->text.empty() && pointer.starts_with(id->text))
+    pointer.remove_prefix(id->text.size());
   if (pointer.empty() || pointer == "#") return root_;
-  if (!pointer.starts_with("#/")) return bad(node, "$ref", "only references into the schema itself (\"#/...\") are supported");
+  if (!pointer.starts_with("#/"))
+    return bad(node, "$ref", "only references into the schema itself (\"#/...\") are supported");
   std::string decoded;
   for (size_t i = 0; i < pointer.size(); ++i) {
-    const auto hex = [&](size_t at) { return std::string_view("0123456789abcdef").find(static_cast<char>(pointer[at] | 32)); };
+    const auto hex = [&](size_t at) {
+      return std::string_view("0123456789abcdef").find(static_cast<char>(pointer[at] | 32));
+    };
     if (pointer[i] == '%' && i + 2 < pointer.size() && hex(i + 1) < 16 && hex(i + 2) < 16) {
       decoded.push_back(static_cast<char>(hex(i + 1) * 16 + hex(i + 2)));
       i += 2;
@@ -173,8 +191,10 @@ Result<std::vector<SchemaCompiler::List>> SchemaCompiler::branches(const List& f
           for (size_t b = a + 1; b < choices->items.size(); ++b) {
             K3_TRY_ASSIGN(const bool apart, exclude(choices->items[a], choices->items[b]));
             if (apart) continue;
-            return bad(node, word, fmt::format("branches {} and {} cannot be told apart by type, by a constant or by a required "
-                                               "property; use anyOf", a, b));
+            return bad(node, word,
+                       fmt::format("branches {} and {} cannot be told apart by type, by a constant or by a required "
+                                   "property; use anyOf",
+                                   a, b));
           }
         }
       }

@@ -22,10 +22,27 @@ Result<Expr> SchemaCompiler::leaf_value(const Leaf& leaf, unsigned types, const 
   types &= leaf.types;
   if (leaf.values) return literals(leaf, types, style);
   if (types == kAnyType && style.encoding == Encoding::json) {
-    constexpr std::string_view kWords[] = {"additionalProperties", "patternProperties", "propertyNames", "minProperties",
-                                           "maxProperties", "properties", "required", "items", "prefixItems", "minItems",
-                                           "maxItems", "additionalItems", "pattern", "minLength", "maxLength", "format",
-                                           "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"};
+    constexpr std::string_view kWords[] = {"additionalProperties",
+                                           "patternProperties",
+                                           "propertyNames",
+                                           "minProperties",
+                                           "maxProperties",
+                                           "properties",
+                                           "required",
+                                           "items",
+                                           "prefixItems",
+                                           "minItems",
+                                           "maxItems",
+                                           "additionalItems",
+                                           "pattern",
+                                           "minLength",
+                                           "maxLength",
+                                           "format",
+                                           "minimum",
+                                           "maximum",
+                                           "exclusiveMinimum",
+                                           "exclusiveMaximum",
+                                           "multipleOf"};
     const auto restricts = [&](const Item& item) {
       return std::any_of(std::begin(kWords), std::end(kWords), [&](auto word) { return item.node->find(word) != nullptr; });
     };
@@ -110,10 +127,12 @@ Result<Expr> SchemaCompiler::literals(const Leaf& leaf, unsigned types, const St
         const bool object = value->is_object();
         if ((types & (object ? kObject : kArray)) == 0) continue;
         for (const Item& item : leaf.nodes) {
-          const bool more = object ? has_any(*item.node, {"properties", "required", "additionalProperties", "patternProperties",
-                                                          "propertyNames", "minProperties", "maxProperties"})
-                                   : has_any(*item.node, {"items", "prefixItems", "minItems", "maxItems"});
-          if (more) return bad(*item.node, "enum", "holds containers beside keywords that restrict them, which is not supported");
+          const bool more = object
+                                ? has_any(*item.node, {"properties", "required", "additionalProperties", "patternProperties",
+                                                       "propertyNames", "minProperties", "maxProperties"})
+                                : has_any(*item.node, {"items", "prefixItems", "minItems", "maxItems"});
+          if (more)
+            return bad(*item.node, "enum", "holds containers beside keywords that restrict them, which is not supported");
         }
         break;
       }

@@ -17,7 +17,7 @@ CodeSet CodeSet::all() { return {{0, kLast}}; }
 CodeSet CodeSet::digits() { return {{'0', '9'}}; }
 CodeSet CodeSet::word() { return {{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}}; }
 CodeSet CodeSet::space() {
-  return {{9, 13},           {' ', ' '},       {0xA0, 0xA0},     {0x1680, 0x1680}, {0x2000, 0x200A},
+  return {{9, 13},          {' ', ' '},       {0xA0, 0xA0},     {0x1680, 0x1680}, {0x2000, 0x200A},
           {0x2028, 0x2029}, {0x202F, 0x202F}, {0x205F, 0x205F}, {0x3000, 0x3000}, {0xFEFF, 0xFEFF}};
 }
 CodeSet CodeSet::dot() { return CodeSet{{'\n', '\n'}, {'\r', '\r'}, {0x2028, 0x2029}}.complement(); }

@@ -27,7 +27,7 @@ class CodeSet {
   static CodeSet digits();
   static CodeSet word();
   static CodeSet space();
-  static CodeSet dot();                                        // all but line terminators
+  static CodeSet dot();                                       // all but line terminators
   static bool property(std::string_view name, CodeSet& out);  // \p{...}; false: unknown
 
   void add(uint32_t lo, uint32_t hi);

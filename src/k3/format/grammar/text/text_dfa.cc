@@ -60,9 +60,7 @@ TextDfa trimmed(const TextDfa& in) {
   return out;
 }
 
-Error too_large() {
-  return fail(Code::exhausted, "needs an automaton of more than {} states", kMaxTextStates);
-}
+Error too_large() { return fail(Code::exhausted, "needs an automaton of more than {} states", kMaxTextStates); }
 
 // Product of a and b; b is completed by a sink (kNone) when it is subtracted.
 Result<TextDfa> product(const TextDfa& a, const TextDfa& b, bool subtracting) {
@@ -108,7 +106,8 @@ bool TextDfa::matches(std::string_view utf8) const {
   for (size_t pos = 0; pos < utf8.size();) {
     const uint32_t code = next_code_point(utf8, &pos);
     const auto& edges = states[at].edges;
-    const auto hit = std::find_if(edges.begin(), edges.end(), [code](const Edge& e) { return code >= e.lo && code <= e.hi; });
+    const auto hit =
+        std::find_if(edges.begin(), edges.end(), [code](const Edge& e) { return code >= e.lo && code <= e.hi; });
     if (hit == edges.end()) return false;
     at = hit->to;
   }
