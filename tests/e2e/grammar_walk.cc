@@ -69,7 +69,9 @@ int main(int argc, char** argv) {
     return 2;
   }
   const Tokenizer tokenizer = Tokenizer::load(argv[1]).value();
+  const auto start = Clock::now();
   const auto trie = TokenTrie::build(tokenizer);
+  std::fprintf(stderr, "trie of %d tokens in %.0f ms\n", tokenizer.base_count(), us_since(start) / 1000);
   const int32_t end = tokenizer.special("<|end_of_msg|>").value();
   Letters letters;
   for (const char* text : {"}", "]", "\"", ","}) letters.closers.push_back(tokenizer.encode(text).value().at(0));

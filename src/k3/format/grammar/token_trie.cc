@@ -47,10 +47,11 @@ std::shared_ptr<const TokenTrie> TokenTrie::build(const Tokenizer& tokenizer) {
     }
     const uint32_t length = characters(token);
     const uint32_t first = std::min(length, grammar::kPlainLengths - 1);
-    for (uint32_t n = first; n < grammar::kPlainLengths; ++n) {
-      v.plain_masks[n][static_cast<size_t>(id) / 32] |= 1U << (id % 32);
-    }
+    v.plain_masks[first][static_cast<size_t>(id) / 32] |= 1U << (id % 32);
     if (length >= grammar::kPlainLengths - 1) v.long_plain.emplace_back(length, id);
+  }
+  for (size_t n = 1; n < grammar::kPlainLengths; ++n) {
+    for (size_t w = 0; w < words; ++w) v.plain_masks[n][w] |= v.plain_masks[n - 1][w];
   }
   std::sort(v.long_plain.begin(), v.long_plain.end());
   v.all = grammar::ByteTrie::build(std::move(all));

@@ -6,7 +6,7 @@
 namespace k3::grammar {
 namespace {
 
-constexpr size_t kMostBytes = size_t{96} << 20;  // then everything is forgotten
+constexpr size_t kMostBytes = size_t{32} << 20;  // then everything is forgotten
 constexpr size_t kDenseTokens = 2048;            // more tokens than this are kept as words
 constexpr uint32_t kRoom = 64;                   // frames; no token opens more
 

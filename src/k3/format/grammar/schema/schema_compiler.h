@@ -98,7 +98,8 @@ class SchemaCompiler {
   Result<const JsonNode*> resolve(const JsonNode& node, const std::string& ref) const;
   Result<std::vector<List>> branches(const List& list, bool& none);  // of the first anyOf or oneOf
   Result<Leaf> leaf_of(const List& flat);
-  Result<bool> exclude(const JsonNode& a, const JsonNode& b);
+  Result<bool> exclude(const JsonNode& a, const JsonNode& b, bool objects);
+  static bool is_typed(const Leaf& leaf);
   Result<Leaf> plain_leaf(const JsonNode& branch, bool& plain);
 
   // schema_scalar.cc

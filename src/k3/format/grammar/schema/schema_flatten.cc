@@ -187,9 +187,12 @@ Result<std::vector<SchemaCompiler::List>> SchemaCompiler::branches(const List& f
       if (choices == nullptr || (flat[i].done & done) != 0) continue;
       if (choices->items.size() > kMaxBranches) return bad(node, word, "has too many branches", Code::exhausted);
       if (done == kDoneOneOf) {
+        // What holds beside the branches may say that all of them are objects.
+        K3_TRY_ASSIGN(const Leaf beside, leaf_of(flat));
+        const bool objects = beside.types == kObject && is_typed(beside);
         for (size_t a = 0; a < choices->items.size(); ++a) {
           for (size_t b = a + 1; b < choices->items.size(); ++b) {
-            K3_TRY_ASSIGN(const bool apart, exclude(choices->items[a], choices->items[b]));
+            K3_TRY_ASSIGN(const bool apart, exclude(choices->items[a], choices->items[b], objects));
             if (apart) continue;
             return bad(node, word,
                        fmt::format("branches {} and {} cannot be told apart by type, by a constant or by a required "
@@ -276,24 +279,25 @@ Result<SchemaCompiler::Leaf> SchemaCompiler::plain_leaf(const JsonNode& branch, 
   return leaf;
 }
 
-// No value satisfies both.
-Result<bool> SchemaCompiler::exclude(const JsonNode& a, const JsonNode& b) {
+// A schema that only implies its type still lets the other types pass, so the implied ones prove nothing.
+bool SchemaCompiler::is_typed(const Leaf& leaf) {
+  const auto has_type = [](const Item& item) { return item.node->find("type") != nullptr; };
+  return leaf.values || std::any_of(leaf.nodes.begin(), leaf.nodes.end(), has_type);
+}
+
+// No value satisfies both. objects: only objects count.
+Result<bool> SchemaCompiler::exclude(const JsonNode& a, const JsonNode& b, bool objects) {
   bool plain_a = false, plain_b = false;
   K3_TRY_ASSIGN(const Leaf x, plain_leaf(a, plain_a));
   K3_TRY_ASSIGN(const Leaf y, plain_leaf(b, plain_b));
-  // A schema that only implies its type still lets the other types pass, so the implied ones prove nothing.
-  const auto typed = [](const Leaf& leaf) {
-    return leaf.values || std::any_of(leaf.nodes.begin(), leaf.nodes.end(),
-                                      [](const Item& item) { return item.node->find("type") != nullptr; });
-  };
   if (x.never || y.never) return true;
-  if (typed(x) && typed(y) && (x.types & y.types) == 0) return true;
+  if (is_typed(x) && is_typed(y) && (x.types & y.types) == 0) return true;
   const auto apart = [](const std::vector<const JsonNode*>& p, const std::vector<const JsonNode*>& q) {
     const std::set<std::string> kept = canonical_values(p);
     return std::none_of(q.begin(), q.end(), [&](const JsonNode* value) { return kept.count(canonical(*value)) != 0; });
   };
   if (x.values && y.values && apart(*x.values, *y.values)) return true;
-  if (!typed(x) || !typed(y) || (x.types & y.types) != kObject) return false;
+  if (!objects && (!is_typed(x) || !is_typed(y) || (x.types & y.types) != kObject)) return false;
   const auto requires_key = [](const Leaf& leaf, const std::string& key) {
     return std::any_of(leaf.nodes.begin(), leaf.nodes.end(), [&](const Item& item) {
       const JsonNode* list = item.node->find("required");
