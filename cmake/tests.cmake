@@ -50,6 +50,18 @@ if(TARGET k3)
   set_tests_properties(oracle_numpy PROPERTIES LABELS golden TIMEOUT 900)
 endif()
 
+# Random texts under the masks of the committed schemas, judged by an independent validator.
+add_executable(k3_grammar_walk tests/e2e/grammar_walk.cc)
+target_link_libraries(k3_grammar_walk PRIVATE k3_format k3::dep::fmt)
+execute_process(COMMAND ${K3_PYTHON} -c "import jsonschema" RESULT_VARIABLE _no_jsonschema OUTPUT_QUIET ERROR_QUIET)
+if(_no_jsonschema)
+  message(STATUS "k3: ${K3_PYTHON} has no jsonschema; the walk over schemas is left out (make test has it)")
+else()
+  add_test(NAME schema_walk COMMAND ${K3_PYTHON} ${CMAKE_SOURCE_DIR}/tests/e2e/schema_walk_test.py
+           $<TARGET_FILE:k3_grammar_walk> ${CMAKE_SOURCE_DIR})
+  set_tests_properties(schema_walk PROPERTIES LABELS e2e TIMEOUT 900)
+endif()
+
 # Fuzz corpora are replayed through a plain main() by every compiler; the libFuzzer build is the `fuzz` preset.
 include(${CMAKE_SOURCE_DIR}/cmake/fuzz_targets.cmake)
 k3_fuzz_replay_tests()

@@ -53,7 +53,8 @@ struct ToolCall {
 struct ToolDeclaration {
   std::string name;
   std::optional<bool> strict;
-  std::string parameters_json;  // compact, sorted; empty when absent
+  std::string parameters_json;    // compact, sorted; empty when absent
+  std::string parameters_source;  // as it stands in the request: the order of properties counts for constrained calls
 };
 
 struct ToolSet {
@@ -96,7 +97,8 @@ struct ResponseFormat {
   Kind kind = Kind::text;
   std::string name;
   bool strict = true;
-  std::string schema_json;  // compact, sorted
+  std::string schema_json;    // compact, sorted
+  std::string schema_source;  // as it stands in the request: the order of properties is that of constrained output
 };
 
 inline constexpr int64_t kMaxRequestImageTokens = int64_t{1} << 20;  // the longest context of the family
@@ -106,6 +108,7 @@ struct ChatRequest {
   ToolSet tools;
   ToolChoice tool_choice = ToolChoice::automatic;
   std::string tool_choice_name;  // named
+  bool parallel_tool_calls = true;
   ResponseFormat response_format;
   ThinkingRequest thinking;
   bool add_generation_prompt = true;

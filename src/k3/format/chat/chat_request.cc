@@ -171,6 +171,9 @@ Result<ChatRequest> parse_chat_request(const JsonNode& root) {
   }
   K3_TRY(check_image_tokens(request));
   K3_TRY(parse_tool_choice(root, request));
+  std::optional<bool> parallel;
+  K3_TRY(optional_flag(root, "parallel_tool_calls", parallel));
+  request.parallel_tool_calls = parallel.value_or(true);
   K3_TRY_ASSIGN(request.response_format, parse_response_format(root));
   K3_TRY_ASSIGN(request.thinking, parse_thinking(root));
   K3_TRY(parse_continuation(root, request));

@@ -97,6 +97,7 @@ Result<ResponseFormat> parse_response_format(const JsonNode& root) {
   if (schema == nullptr) return bad_field(path + ".json_schema.schema", "is missing");
   if (!schema->is_object()) return bad_field(path + ".json_schema.schema", "must be an object");
   append_json(out.schema_json, *schema, {.sorted = true});
+  out.schema_source = schema->raw;
   return out;
 }
 

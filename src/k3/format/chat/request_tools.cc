@@ -35,6 +35,7 @@ Result<ToolDeclaration> parse_declaration(const JsonNode& item, const std::strin
   if (const JsonNode* parameters = function->find_set("parameters")) {
     if (!parameters->is_object()) return bad_field(path + ".function.parameters", "must be an object");
     append_json(tool.parameters_json, *parameters, {.sorted = true});
+    tool.parameters_source = parameters->raw;
   }
   return tool;
 }

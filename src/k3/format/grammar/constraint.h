@@ -23,6 +23,10 @@
 
 namespace k3 {
 
+namespace grammar {
+class Builder;
+}
+
 constexpr size_t mask_words(int64_t vocab) { return static_cast<size_t>((vocab + 31) / 32); }
 
 // What the tokenizer contributes: byte strings of all ordinary tokens as a trie. Built once per model.
@@ -58,6 +62,8 @@ class Grammar {
   friend class Constraint;
   struct Impl;
   explicit Grammar(std::unique_ptr<Impl> impl);
+  static Result<std::shared_ptr<const Grammar>> finish(std::shared_ptr<const TokenTrie> trie,
+                                                       const grammar::Builder& builder, uint32_t start);
   std::unique_ptr<Impl> impl_;
 };
 
@@ -77,6 +83,9 @@ class Constraint {
   bool accept(int32_t id);
 
  private:
+  friend class Grammar;
+  bool begin(std::string_view given);  // text that stands before the first token
+
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
