@@ -38,7 +38,10 @@ namespace {
 
 using namespace report;
 
-constexpr double kLine = 17;  // of text
+constexpr double kLine = 17;   // of text
+constexpr double kRight = 14;  // margin
+
+constexpr std::string_view kOver = " class=\"i o\"";  // text over the series, with a halo
 
 void check(const Plot& plot) {
   for (const Series& s : plot.series) {
@@ -139,9 +142,10 @@ void draw_x_axis(Canvas& c) {
       const double x = r.left + c.px(tick.value);
       (tick.text.empty() ? faint : lines) += fmt::format("M{} {}v{}", pixels(x), pixels(r.top), pixels(r.height));
       const double half = text_width(tick.text) / 2;
-      if (tick.text.empty() || x - half < right_of_last + 6) continue;
-      c.text(x, bottom + 16, "middle", tick.text);
-      right_of_last = x + half;
+      const double middle = std::min(x, r.left + r.width + kRight - half);  // the last one stays on the drawing
+      if (tick.text.empty() || middle - half < right_of_last + 6) continue;
+      c.text(middle, bottom + 16, "middle", tick.text);
+      right_of_last = middle + half;
     }
     if (!faint.empty()) c.out += fmt::format("<path class=\"h\" d=\"{}\"/>\n", faint);
     if (!lines.empty()) c.out += fmt::format("<path class=\"g\" d=\"{}\"/>\n", lines);
@@ -159,7 +163,7 @@ void draw_y_axis(Canvas& c, const std::vector<Tick>& ticks) {
   }
   if (!faint.empty()) c.out += fmt::format("<path class=\"h\" d=\"{}\"/>\n", faint);
   if (!lines.empty()) c.out += fmt::format("<path class=\"g\" d=\"{}\"/>\n", lines);
-  c.text(0, r.top - 9, "start", c.plot.y.label);
+  c.text(0, r.top - 11, "start", c.plot.y.label);
 }
 
 // Boxes lie under the series, in coordinates of the region.
@@ -170,7 +174,7 @@ void draw_boxes(Canvas& c) {
     const double y0 = inside(c.py(box.y0), c.region.height), y1 = inside(c.py(box.y1), c.region.height);
     c.out += fmt::format("<rect class=\"x\" x=\"{}\" y=\"{}\" width=\"{}\" height=\"{}\"/>\n", pixels(std::min(x0, x1)),
                          pixels(std::min(y0, y1)), pixels(std::abs(x1 - x0)), pixels(std::abs(y1 - y0)));
-    c.text(std::min(x0, x1) + 5, std::min(y0, y1) + 14, "start", box.label);
+    c.text(std::min(x0, x1) + 5, std::min(y0, y1) + 14, "start", box.label, kOver);
   }
 }
 
@@ -183,9 +187,9 @@ void draw_rules(Canvas& c) {
     if (rule.label.empty()) continue;
     const bool left = rule.vertical && at + text_width(rule.label) + 8 > c.region.width;
     if (rule.vertical) {
-      c.text(left ? at - 5 : at + 5, 13, left ? "end" : "start", rule.label, " class=\"i\"");
+      c.text(left ? at - 5 : at + 5, 13, left ? "end" : "start", rule.label, kOver);
     } else {
-      c.text(c.region.width - 5, at < 16 ? at + 14 : at - 5, "end", rule.label, " class=\"i\"");
+      c.text(c.region.width - 5, at < 16 ? at + 14 : at - 5, "end", rule.label, kOver);
     }
   }
 }
@@ -196,7 +200,7 @@ void draw_marks(Canvas& c) {
     const double x = c.px(mark.x), y = c.py(mark.y);
     const bool left = x + text_width(mark.label) + 10 > c.region.width;
     c.out += fmt::format("<circle class=\"e\" cx=\"{}\" cy=\"{}\" r=\"4.5\"/>\n", pixels(x), pixels(y));
-    c.text(left ? x - 8 : x + 8, y < 14 ? y + 14 : y - 6, left ? "end" : "start", mark.label, " class=\"i\"");
+    c.text(left ? x - 8 : x + 8, y < 14 ? y + 14 : y - 6, left ? "end" : "start", mark.label, kOver);
   }
 }
 
@@ -227,14 +231,14 @@ std::string render_svg(const Plot& plot, const SvgOptions& options) {
     top = 26;
   }
   top += draw_legend(c, top, options.width);
-  top += plot.y.label.empty() ? 8 : 22;
+  top += plot.y.label.empty() ? 8 : 25;
   const double below = (plot.x.label.empty() ? 22 : 40) + (options.standalone && !plot.note.empty() ? kLine : 0);
   c.region = {0, top, 0, std::max(options.height - top - below, 40.0)};
   const std::vector<Tick> y_ticks = c.y.ticks(std::max(2, static_cast<int>(c.region.height / 44)));
   double widest = 0;
   for (const Tick& tick : y_ticks) widest = std::max(widest, text_width(tick.text));
   c.region.left = widest + 12;
-  c.region.width = std::max(options.width - c.region.left - 14, 40.0);
+  c.region.width = std::max(options.width - c.region.left - kRight, 40.0);
   draw_x_axis(c);
   draw_y_axis(c, y_ticks);
   const Region& r = c.region;

@@ -10,7 +10,7 @@ std::string_view svg_style() {
 @media(prefers-color-scheme:dark){:root{--paper:#14171b;--card:#1c2026;--ink:#e6e9ed;--soft:#9aa4af;--grid:#2b313a;--frame:#5a636e;
 --s0:#5db3f0;--s1:#ff8f4d;--s2:#3ecfa4;--s3:#e79ccb;--s4:#edbe4b;--s5:#9bdcff;--s6:#b4b9c0;--s7:#d3a07c}}
 svg.k3{display:block;font:12px system-ui,-apple-system,"Segoe UI",Roboto,"DejaVu Sans",sans-serif}
-svg.k3 text{fill:var(--soft)}svg.k3 text.i{fill:var(--ink)}svg.k3 text.t{fill:var(--ink);font-size:14px;font-weight:600}
+svg.k3 text{fill:var(--soft)}svg.k3 text.i{fill:var(--ink)}svg.k3 text.o{paint-order:stroke;stroke:var(--paper);stroke-width:3px;stroke-linejoin:round}svg.k3 text.t{fill:var(--ink);font-size:14px;font-weight:600}
 svg.k3 .g{stroke:var(--grid);fill:none}svg.k3 .h{stroke:var(--grid);stroke-opacity:.45;fill:none}svg.k3 .f{stroke:var(--frame);fill:none}
 svg.k3 .r{stroke:var(--ink);stroke-dasharray:5 4;stroke-opacity:.6;fill:none}svg.k3 .x{fill:var(--s2);fill-opacity:.13;stroke:var(--s2);stroke-opacity:.6}
 svg.k3 .l{fill:none;stroke-width:2;stroke-linejoin:round;stroke-linecap:round}svg.k3 .d{stroke-dasharray:6 4;stroke-linecap:butt}
