@@ -137,8 +137,8 @@ std::vector<Tick> Scale::linear_ticks(int most) const {
     out.push_back({i * step, unit_text(i * step, unit_)});
   }
   // Far from zero three digits cannot tell neighbours apart.
-  const bool same = std::adjacent_find(out.begin(), out.end(), [](const Tick& a, const Tick& b) { return a.text == b.text; }) !=
-                    out.end();
+  const bool same =
+      std::adjacent_find(out.begin(), out.end(), [](const Tick& a, const Tick& b) { return a.text == b.text; }) != out.end();
   if (same) {
     for (Tick& tick : out) tick.text = fmt::format("{:.8g}", tick.value);
   }
@@ -152,13 +152,14 @@ std::vector<Tick> Scale::log_ticks(int most) const {
   const auto exponent = [&](double value) { return binary ? std::log2(value) : std::log10(value); };
   const double range = exponent(high_) - exponent(low_);
   const double step = std::max(1.0, std::ceil(range / std::max(most, 2) - 1e-9));
-  const bool between = !binary && range < most / 2.0;   // also 2 and 5
-  const bool crowded = !binary && range < most / 4.0;   // all of 1 to 9
+  const bool between = !binary && range < most / 2.0;  // also 2 and 5
+  const bool crowded = !binary && range < most / 4.0;  // all of 1 to 9
   for (double e = std::floor(exponent(low_) / step) * step; power(e) <= high_ * (1 + 1e-9); e += step) {
     for (int factor = 1; factor < 10; ++factor) {
       const double value = factor * power(e);
       if (value < low_ * (1 - 1e-9) || value > high_ * (1 + 1e-9)) continue;
-      const bool labelled = factor == 1 || (between && (factor == 2 || factor == 5)) || (crowded && (factor < 6 || range < 0.6));
+      const bool labelled =
+          factor == 1 || (between && (factor == 2 || factor == 5)) || (crowded && (factor < 6 || range < 0.6));
       if (labelled) out.push_back({value, unit_text(value, unit_)});
       if (!labelled && step == 1 && !binary) out.push_back({value, ""});
     }

@@ -18,7 +18,7 @@ struct ReportTable {
   std::string title;
   std::vector<std::string> header;
   std::vector<std::vector<std::string>> rows;
-  int left_columns = 1;   // set left; the others, numbers, right
+  int left_columns = 1;    // set left; the others, numbers, right
   bool collapsed = false;  // closed until asked for: long tables
 };
 

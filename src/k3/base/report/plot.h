@@ -15,9 +15,9 @@ struct Axis {
   std::string label;
   Unit unit = Unit::number;
   bool log = false;
-  bool from_zero = false;                // linear: the axis begins at 0
-  std::optional<double> min, max;        // not given: from the data
-  std::vector<std::string> categories;   // x only: value i is written as categories[i]
+  bool from_zero = false;               // linear: the axis begins at 0
+  std::optional<double> min, max;       // not given: from the data
+  std::vector<std::string> categories;  // x only: value i is written as categories[i]
 };
 
 enum class Marker { dot, square, triangle, diamond, cross };
@@ -27,12 +27,12 @@ struct Series {
   std::string name;  // empty: not in the legend
   Kind kind = Kind::line;
   std::vector<double> x, y;
-  bool stepped = false;           // line, area: y holds from x[i] to x[i + 1]
-  bool dashed = false;            // line
-  std::vector<double> low, high;  // line: a band around it, as long as x
-  std::optional<Marker> marker;   // line: also at each point; scatter: dot when not given
+  bool stepped = false;             // line, area: y holds from x[i] to x[i + 1]
+  bool dashed = false;              // line
+  std::vector<double> low, high;    // line: a band around it, as long as x
+  std::optional<Marker> marker;     // line: also at each point; scatter: dot when not given
   std::vector<std::string> labels;  // scatter, line with marker: shown when pointed at, as long as x
-  int colour = -1;                // 0 to 7 of the palette; -1: the next one
+  int colour = -1;                  // 0 to 7 of the palette; -1: the next one
 };
 
 // A line across the plot, a box (the region of a service objective), a named point.

@@ -49,7 +49,8 @@ TEST(Quantile, EqualsANaiveComputation) {
       // The definition: the piecewise linear function through the points (i / (n - 1), value i).
       double naive = sorted.back();
       for (size_t i = 0; i + 1 < n; ++i) {
-        const double a = static_cast<double>(i) / static_cast<double>(n - 1), b = static_cast<double>(i + 1) / static_cast<double>(n - 1);
+        const double a = static_cast<double>(i) / static_cast<double>(n - 1),
+                     b = static_cast<double>(i + 1) / static_cast<double>(n - 1);
         if (q >= a && q <= b) {
           naive = sorted[i] + (q - a) / (b - a) * (sorted[i + 1] - sorted[i]);
           break;
@@ -72,13 +73,15 @@ TEST(Axis, TicksAreRound) {
   EXPECT_THAT(labels(axis(Unit::bytes), {0, 3.0 * 1073741824}), ElementsAre("0 B", "1 GiB", "2 GiB", "3 GiB"));
   EXPECT_THAT(labels(axis(Unit::percent), {0, 1}), ElementsAre("0 %", "20 %", "40 %", "60 %", "80 %", "100 %"));
   EXPECT_THAT(labels(axis(Unit::seconds, true), {0.002, 3}), ElementsAre("10 ms", "100 ms", "1 s"));
-  EXPECT_THAT(labels(axis(Unit::number), {100000, 100001}), ElementsAre("100000", "100000.2", "100000.4", "100000.6", "100000.8", "100001"));
+  EXPECT_THAT(labels(axis(Unit::number), {100000, 100001}),
+              ElementsAre("100000", "100000.2", "100000.4", "100000.6", "100000.8", "100001"));
 }
 
 TEST(Axis, EveryRangeHasTicksAndHoldsItsValues) {
   const Rng rng(7, 1);
   for (uint64_t i = 0; i < 3000; ++i) {
-    const double a = std::pow(10, rng.uniform(4 * i) * 24 - 12), b = a * std::pow(10, rng.uniform(4 * i + 1) * 12 * rng.uniform(4 * i + 2));
+    const double a = std::pow(10, rng.uniform(4 * i) * 24 - 12),
+                 b = a * std::pow(10, rng.uniform(4 * i + 1) * 12 * rng.uniform(4 * i + 2));
     for (const Unit unit : {Unit::number, Unit::count, Unit::seconds, Unit::bytes, Unit::percent}) {
       for (const bool log : {false, true}) {
         const Scale scale(axis(unit, log), {a, b});
@@ -174,7 +177,8 @@ TEST(Svg, EveryKindInOneDrawing) {
   Plot plot;
   plot.title = "A \"title\" & more";
   plot.x.log = true;
-  plot.series = {series(Series::Kind::line, "line", {1, 10, 100}, {1, 2, 3}), series(Series::Kind::scatter, "points", {1, 10}, {2, 3})};
+  plot.series = {series(Series::Kind::line, "line", {1, 10, 100}, {1, 2, 3}),
+                 series(Series::Kind::scatter, "points", {1, 10}, {2, 3})};
   plot.series[0].low = {0.5, 1, 2}, plot.series[0].high = {2, 3, 4};
   plot.series[0].dashed = true, plot.series[0].marker = Marker::square;
   plot.series[1].labels = {"first <b>", "second"};
@@ -186,7 +190,8 @@ TEST(Svg, EveryKindInOneDrawing) {
   plot.boxes = {{1, 10, 0, 2, "target"}};
   plot.marks = {{100, 3, "best"}};
   const std::string svg = drawn(plot);
-  for (const char* text : {">line<", ">points<", ">here<", ">limit<", ">target<", ">best<", "first &lt;b&gt;", "&quot;title&quot; &amp; more"}) {
+  for (const char* text : {">line<", ">points<", ">here<", ">limit<", ">target<", ">best<", "first &lt;b&gt;",
+                           "&quot;title&quot; &amp; more"}) {
     EXPECT_THAT(svg, HasSubstr(text));
   }
   const std::string alone = render_svg(plot, {400, 300, true, ""});
@@ -217,7 +222,9 @@ TEST(Svg, ManyPointsStaySmall) {
 }
 
 TEST(Svg, BadTextStaysWellFormed) {
-  EXPECT_EQ(xml_text("a\x01" "b\xff<>&\"\n"), "ab\xEF\xBF\xBD&lt;&gt;&amp;&quot;\n");
+  EXPECT_EQ(xml_text("a\x01"
+                     "b\xff<>&\"\n"),
+            "ab\xEF\xBF\xBD&lt;&gt;&amp;&quot;\n");
 }
 
 TEST(HtmlReport, IsWellFormedAndSelfContained) {
@@ -238,7 +245,8 @@ TEST(HtmlReport, IsWellFormedAndSelfContained) {
   const std::string html = page.html();
   ASSERT_TRUE(html.starts_with("<!DOCTYPE html>\n"));
   EXPECT_EQ(test::xml_problem(html.substr(16)), "");
-  for (const char* text : {"Load &lt;test&gt;", "TTFT p50", "12 ms", "TTFT over time", "One point a request.", "a&lt;b", "<details>"}) {
+  for (const char* text :
+       {"Load &lt;test&gt;", "TTFT p50", "12 ms", "TTFT over time", "One point a request.", "a&lt;b", "<details>"}) {
     EXPECT_THAT(html, HasSubstr(text));
   }
   EXPECT_THAT(html, Not(HasSubstr("<script")));

@@ -46,7 +46,8 @@ constexpr std::string_view kOver = " class=\"i o\"";  // text over the series, w
 void check(const Plot& plot) {
   for (const Series& s : plot.series) {
     K3_CHECK(s.x.size() == s.y.size(), "series '{}': {} x, {} y", s.name, s.x.size(), s.y.size());
-    K3_CHECK(s.low.size() == s.high.size() && (s.low.empty() || s.low.size() == s.x.size()), "series '{}': its band", s.name);
+    K3_CHECK(s.low.size() == s.high.size() && (s.low.empty() || s.low.size() == s.x.size()), "series '{}': its band",
+             s.name);
     K3_CHECK(s.labels.empty() || s.labels.size() == s.x.size(), "series '{}': its labels", s.name);
     K3_CHECK(s.colour < kColours, "series '{}': colour {}", s.name, s.colour);
   }
@@ -219,10 +220,11 @@ bool is_empty(const Canvas& c) {
 std::string render_svg(const Plot& plot, const SvgOptions& options) {
   check(plot);
   Canvas c{plot, Scale(plot.x, x_values(plot)), Scale(plot.y, y_values(plot)), {}, colours_of(plot), {}};
-  c.out = fmt::format("<svg {}class=\"k3{}\" viewBox=\"0 0 {} {}\" width=\"{}\" height=\"{}\" role=\"img\" aria-label=\"{}\">\n",
-                      options.standalone ? "xmlns=\"http://www.w3.org/2000/svg\" " : "",
-                      options.css_class.empty() ? "" : " " + options.css_class, pixels(options.width), pixels(options.height),
-                      pixels(options.width), pixels(options.height), xml_text(plot.title));
+  c.out =
+      fmt::format("<svg {}class=\"k3{}\" viewBox=\"0 0 {} {}\" width=\"{}\" height=\"{}\" role=\"img\" aria-label=\"{}\">\n",
+                  options.standalone ? "xmlns=\"http://www.w3.org/2000/svg\" " : "",
+                  options.css_class.empty() ? "" : " " + options.css_class, pixels(options.width), pixels(options.height),
+                  pixels(options.width), pixels(options.height), xml_text(plot.title));
   double top = 2;
   if (options.standalone) {
     c.out += fmt::format("<style>{}</style>\n<rect width=\"100%\" height=\"100%\" style=\"fill:var(--paper)\"/>\n",
@@ -243,14 +245,15 @@ std::string render_svg(const Plot& plot, const SvgOptions& options) {
   draw_y_axis(c, y_ticks);
   const Region& r = c.region;
   // An inner <svg> clips what lies outside of given limits.
-  c.out += fmt::format("<svg x=\"{}\" y=\"{}\" width=\"{}\" height=\"{}\">\n", pixels(r.left), pixels(r.top), pixels(r.width),
-                       pixels(r.height));
+  c.out += fmt::format("<svg x=\"{}\" y=\"{}\" width=\"{}\" height=\"{}\">\n", pixels(r.left), pixels(r.top),
+                       pixels(r.width), pixels(r.height));
   draw_boxes(c);
   draw_series(c);
   draw_rules(c);
   if (is_empty(c)) c.text(r.width / 2, r.height / 2, "middle", "no data");
   c.out += "</svg>\n";
-  c.out += fmt::format("<path class=\"f\" d=\"M{} {}v{}h{}\"/>\n", pixels(r.left), pixels(r.top), pixels(r.height), pixels(r.width));
+  c.out += fmt::format("<path class=\"f\" d=\"M{} {}v{}h{}\"/>\n", pixels(r.left), pixels(r.top), pixels(r.height),
+                       pixels(r.width));
   c.out += fmt::format("<g transform=\"translate({} {})\">\n", pixels(r.left), pixels(r.top));
   draw_marks(c);
   c.out += "</g>\n";

@@ -19,11 +19,11 @@ std::string shape(Marker marker, double x, double y, double r) {
   switch (marker) {
     case Marker::dot: return "M" + at(x, y) + "h0";
     case Marker::square: return "M" + at(x - r, y - r) + fmt::format("h{0:.1f}v{0:.1f}h-{0:.1f}z", 2 * r);
-    case Marker::triangle: return "M" + at(x, y - 1.2 * r) + fmt::format("l{0:.1f} {1:.1f}h-{2:.1f}z", 1.1 * r, 2 * r, 2.2 * r);
+    case Marker::triangle:
+      return "M" + at(x, y - 1.2 * r) + fmt::format("l{0:.1f} {1:.1f}h-{2:.1f}z", 1.1 * r, 2 * r, 2.2 * r);
     case Marker::diamond:
       return "M" + at(x, y - 1.3 * r) + fmt::format("l{0:.1f} {0:.1f}l-{0:.1f} {0:.1f}l-{0:.1f} -{0:.1f}z", 1.3 * r);
-    case Marker::cross:
-      return "M" + at(x - r, y - r) + fmt::format("l{0:.1f} {0:.1f}m0 -{0:.1f}l-{0:.1f} {0:.1f}", 2 * r);
+    case Marker::cross: return "M" + at(x - r, y - r) + fmt::format("l{0:.1f} {0:.1f}m0 -{0:.1f}l-{0:.1f} {0:.1f}", 2 * r);
   }
   return "";
 }
@@ -130,8 +130,8 @@ void draw_area(Canvas& c, size_t index) {
   const std::vector<double> low = stack_base(c.plot, index);
   std::vector<double> high = low;
   for (size_t i = 0; i < high.size(); ++i) high[i] += s.y[i];
-  c.out += fmt::format("<path class=\"a f{}\" d=\"{}\"><title>{}</title></path>\n", c.colours[index], between(c, s, low, high),
-                       xml_text(s.name));
+  c.out += fmt::format("<path class=\"a f{}\" d=\"{}\"><title>{}</title></path>\n", c.colours[index],
+                       between(c, s, low, high), xml_text(s.name));
 }
 
 // Least distance of neighbouring bars, in values.
@@ -202,15 +202,16 @@ std::string legend_sign(const Series& s, int colour, double x, double y) {
   };
   switch (s.kind) {
     case Series::Kind::line: {
-      std::string out = path(fmt::format("l{} s{}", s.dashed ? " d" : "", colour), fmt::format("M{} {}h18", pixels(x), pixels(y)));
+      std::string out =
+          path(fmt::format("l{} s{}", s.dashed ? " d" : "", colour), fmt::format("M{} {}h18", pixels(x), pixels(y)));
       if (s.marker) out += path(marker_class(marker, colour), shape(marker, x + 9, y, 3.2));
       return out;
     }
     case Series::Kind::scatter: return path(marker_class(marker, colour), shape(marker, x + 9, y, 3.2));
     case Series::Kind::area:
     case Series::Kind::bars:
-      return fmt::format("<rect class=\"b f{}\" x=\"{}\" y=\"{}\" width=\"12\" height=\"10\" rx=\"2\"/>", colour, pixels(x + 4),
-                         pixels(y - 5));
+      return fmt::format("<rect class=\"b f{}\" x=\"{}\" y=\"{}\" width=\"12\" height=\"10\" rx=\"2\"/>", colour,
+                         pixels(x + 4), pixels(y - 5));
   }
   return "";
 }

@@ -15,7 +15,8 @@ inline bool good_text(std::string_view text) {
     if (text[i] == '<') return false;
     if (text[i] != '&') continue;
     bool known = false;
-    for (const std::string_view entity : {"&amp;", "&lt;", "&gt;", "&quot;"}) known = known || text.substr(i).starts_with(entity);
+    for (const std::string_view entity : {"&amp;", "&lt;", "&gt;", "&quot;"})
+      known = known || text.substr(i).starts_with(entity);
     if (!known) return false;
   }
   return true;

@@ -69,7 +69,8 @@ class JsonFields {
     const JsonNode* node = object_.find(name);
     if (node == nullptr && !optional) status_ = fail(Code::invalid_argument, "{}: missing", name);
     if (node == nullptr || node->kind == kind) return node;
-    status_ = fail(Code::invalid_argument, "{}: {} where {} belongs", name, json_kind_name(node->kind), json_kind_name(kind));
+    status_ =
+        fail(Code::invalid_argument, "{}: {} where {} belongs", name, json_kind_name(node->kind), json_kind_name(kind));
     return nullptr;
   }
   template <class T>
@@ -181,9 +182,9 @@ Result<TraceRecord> TraceReader::from_row(std::string_view line) {
     return trace_integer(cell(column), 0, kMostTraceTokens).with_context(name);
   };
   TraceRecord record;
-  K3_TRY_ASSIGN(const double time, (kind_ == TraceKind::azure ? trace_calendar_time(cell(time_column_))
-                                                              : trace_number(cell(time_column_)))
-                                       .with_context(names.time));
+  K3_TRY_ASSIGN(const double time,
+                (kind_ == TraceKind::azure ? trace_calendar_time(cell(time_column_)) : trace_number(cell(time_column_)))
+                    .with_context(names.time));
   if (!has_records_ && kind_ == TraceKind::azure) first_time_ = time;
   record.timestamp_s = time - first_time_;
   K3_TRY_ASSIGN(record.input_tokens, integer(input_column_, names.input));
@@ -212,8 +213,8 @@ Result<std::optional<TraceRecord>> TraceReader::next() {
   auto record = kind_ == TraceKind::mooncake ? from_json(*line) : from_row(*line);
   if (!record.ok()) return std::move(record).take_error().with_context(lines_.place());
   if (has_records_ && record->timestamp_s < last_timestamp_) {
-    return fail(Code::invalid_argument, "{}: timestamp: {:.3f} s is before the {:.3f} s of the record before", lines_.place(),
-                record->timestamp_s, last_timestamp_);
+    return fail(Code::invalid_argument, "{}: timestamp: {:.3f} s is before the {:.3f} s of the record before",
+                lines_.place(), record->timestamp_s, last_timestamp_);
   }
   has_records_ = true;
   last_timestamp_ = record->timestamp_s;

@@ -6,7 +6,8 @@
 // Memory:   one line and one record, whatever the length of the file; BurstGPT one entry per session besides.
 // Threads:  one at a time.
 // Errors:   invalid_argument naming file, line and field for everything that is not as the format says, records out of order
-//           in time included; what File says for a file that cannot be read. Unknown JSON fields and CSV columns are skipped.
+//           in time included; what File says for a file that cannot be read. Unknown JSON fields and CSV columns are
+//           skipped.
 // Source:   Mooncake FAST25 trace format; AzurePublicDataset LLM inference traces 2023 and 2024; BurstGPT v1 and v2 columns.
 #pragma once
 
@@ -39,8 +40,8 @@ enum class TraceKind { mooncake, azure, burstgpt };
 std::string_view trace_kind_name(TraceKind kind);
 
 struct TraceOptions {
-  int64_t block_tokens = 512;      // tokens a hash id stands for (JSONL)
-  std::optional<TraceKind> kind;   // not given: told from the first line
+  int64_t block_tokens = 512;     // tokens a hash id stands for (JSONL)
+  std::optional<TraceKind> kind;  // not given: told from the first line
 };
 
 class TraceReader {

@@ -104,8 +104,9 @@ TEST(Trace, AzureWithZonesAndColumnsInAnotherOrder) {
 }
 
 TEST(Trace, BurstGptSessionsAreNumberedByAppearance) {
-  const auto records = good(kBurst + "5.0,abc,1.5,ChatGPT,472,18,490,Conversation log\n6,,2,GPT-4,10,0,10,API log\n"
-                                     "7,xyz,2,GPT-4,11,1,12,API log\n9,abc,1,ChatGPT,500,3,503,Conversation log");
+  const auto records = good(kBurst +
+                            "5.0,abc,1.5,ChatGPT,472,18,490,Conversation log\n6,,2,GPT-4,10,0,10,API log\n"
+                            "7,xyz,2,GPT-4,11,1,12,API log\n9,abc,1,ChatGPT,500,3,503,Conversation log");
   ASSERT_EQ(records.size(), 4u);
   EXPECT_DOUBLE_EQ(records[0].timestamp_s, 5);
   EXPECT_EQ(records[0].session, 0);
@@ -158,7 +159,8 @@ TEST(Trace, BadLinesNameFileLineAndField) {
       {R"({"timestamp":1,"input_length":4,"output_length":1,"turn_end":3})", "t:1: turn_end: 3 is not between 4"},
       {R"({"timestamp":1,"input_length":1,"output_length":1,"think_ms":-1})", "t:1: think_ms: "},
       {R"({"timestamp":1,"input_length":1,"output_length":1,"fork":-2})", "t:1: fork: "},
-      {kLine + "\n" + R"({"timestamp":1499,"input_length":1,"output_length":1})", "t:2: timestamp: 1.499 s is before the 1.500 s"},
+      {kLine + "\n" + R"({"timestamp":1499,"input_length":1,"output_length":1})",
+       "t:2: timestamp: 1.499 s is before the 1.500 s"},
       {azure + "2023-11-16 18:15:46,374", "t:2: 2 cells; the header has 3"},
       {azure + "2023-13-16 18:15:46,1,1", "t:2: TIMESTAMP: '2023-13-16 18:15:46' is no time"},
       {azure + "2023-02-29 18:15:46,1,1", "TIMESTAMP: "},
