@@ -16,7 +16,7 @@ body{margin:0;background:var(--paper);color:var(--ink);font:15px/1.5 system-ui,-
 main{max-width:1136px;margin:0 auto;padding:20px}
 h1{font-size:24px;line-height:1.25;margin:0 0 4px}h2{font-size:18px;margin:32px 0 10px}p{margin:0 0 10px;max-width:76ch}
 .sub{color:var(--soft);overflow-wrap:anywhere}
-.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:10px;margin:14px 0}
+.tiles{display:grid;grid-template-columns:repeat(4,minmax(0,1fr));gap:10px;margin:14px 0}
 .tile{background:var(--card);border-radius:8px;padding:10px 14px}
 .tile b{display:block;font-size:21px;font-weight:600;font-variant-numeric:tabular-nums}.tile span,.tile i{display:block;color:var(--soft);font-size:13px;font-style:normal}
 .plots{display:grid;grid-template-columns:repeat(2,minmax(0,1fr));gap:28px 36px;margin:14px 0}
@@ -25,7 +25,7 @@ svg.k3{max-width:100%;height:auto}svg.small{display:none}
 .scroll{overflow-x:auto;margin:10px 0}table{border-collapse:collapse;font-size:14px;font-variant-numeric:tabular-nums}
 caption,summary{font-weight:600;text-align:left;padding:4px 0}summary{cursor:pointer}
 th,td{padding:5px 12px 5px 0;text-align:right;white-space:nowrap;border-bottom:1px solid var(--grid)}th{color:var(--soft);font-weight:500}
-th.left,td.left{text-align:left}
+th.left,td.left{text-align:left}td.left{white-space:normal;overflow-wrap:anywhere;min-width:10ch}
 @media(max-width:820px){main{padding:16px}.plots{grid-template-columns:minmax(0,1fr)}svg.large{display:none}svg.small{display:block}
 svg.small{width:100%;max-width:520px}.tiles{grid-template-columns:repeat(2,minmax(0,1fr))}.tile b{font-size:19px}}
 )css";

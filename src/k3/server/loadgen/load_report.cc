@@ -54,7 +54,7 @@ Plot running_plot(const LoadResult& result) {
   plot.title = "Requests under way";
   plot.wide = true;
   plot.x = axis("time since the start", Unit::seconds);
-  plot.x.min = 0;
+  plot.x.min = 0, plot.x.max = result.duration_s;
   plot.y = axis("requests, mean of each interval", Unit::number);
   Series waiting = series(Series::Kind::area, "waiting for the first token", kThird);
   Series decoding = series(Series::Kind::area, "receiving", kMain);
@@ -87,7 +87,7 @@ Plot rate_plot(const LoadResult& result, bool prompts) {
   plot.note = prompts ? "Counted when the first token of a request comes."
                       : "Spread evenly from the first to the last token of a request.";
   plot.x = axis("time since the start", Unit::seconds);
-  plot.x.min = 0;
+  plot.x.min = 0, plot.x.max = result.duration_s;
   plot.y = axis("tokens/s", Unit::count);
   const int bins = 60;
   const double width = std::max(result.duration_s, 1e-6) / bins;
@@ -125,7 +125,7 @@ Plot ttft_over_time(const LoadResult& result) {
   Plot plot;
   plot.title = "Time to first token over time";
   plot.x = axis("start of the request", Unit::seconds);
-  plot.x.min = 0;
+  plot.x.min = 0, plot.x.max = result.duration_s;
   plot.y = axis("TTFT (failed: time to the failure)", Unit::seconds, true);
   Series ok = series(Series::Kind::scatter, "answered", kMain), bad = series(Series::Kind::scatter, "failed", kBad);
   bad.marker = Marker::cross;
@@ -251,16 +251,16 @@ ReportTable request_table(const LoadResult& result) {
 
 std::vector<Tile> tiles(const LoadSummary& s) {
   const bool told = !std::isnan(s.hit_rate());
-  return {{"TTFT p50", time(s.ttft_s.p50), "p99 " + time(s.ttft_s.p99)},
-          {"TPOT p50", time(s.tpot_s.p50), "p99 " + time(s.tpot_s.p99)},
-          {"End to end p50", time(s.e2e_s.p50), "p99 " + time(s.e2e_s.p99)},
-          {"Output", unit_text(s.output_per_s(), Unit::count) + " tokens/s",
-           fmt::format("{:.3g} requests/s", s.requests_per_s())},
-          {"Prompts", unit_text(s.prompt_per_s(), Unit::count) + " tokens/s", "cached ones included"},
-          {"Hit rate", told ? unit_text(s.hit_rate(), Unit::percent) : "not told",
-           told ? "of prompt tokens" : "no cached_tokens in usage"},
-          {"Succeeded", format_grouped(s.ok), fmt::format("of {} sent", format_grouped(s.sent))},
-          {"Failed", format_grouped(s.failed), s.retries > 0 ? fmt::format("{} retries", s.retries) : "no retries"}};
+  return {
+      {"TTFT p50", time(s.ttft_s.p50), "p99 " + time(s.ttft_s.p99)},
+      {"TPOT p50", time(s.tpot_s.p50), "p99 " + time(s.tpot_s.p99)},
+      {"End to end p50", time(s.e2e_s.p50), "p99 " + time(s.e2e_s.p99)},
+      {"Output tokens/s", unit_text(s.output_per_s(), Unit::count), fmt::format("{:.3g} requests/s", s.requests_per_s())},
+      {"Prompt tokens/s", unit_text(s.prompt_per_s(), Unit::count), "cached ones included"},
+      {"Hit rate", told ? unit_text(s.hit_rate(), Unit::percent) : "not told",
+       told ? "of prompt tokens" : "no cached_tokens in usage"},
+      {"Succeeded", format_grouped(s.ok), fmt::format("of {} sent", format_grouped(s.sent))},
+      {"Failed", format_grouped(s.failed), s.retries > 0 ? fmt::format("{} retries", s.retries) : "no retries"}};
 }
 
 }  // namespace
