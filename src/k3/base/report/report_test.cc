@@ -6,7 +6,7 @@
 #include <limits>
 #include <regex>
 
-#include "k3/base/quantile.h"
+#include "k3/base/report/quantile.h"
 #include "k3/base/report/axis.h"
 #include "k3/base/report/html_report.h"
 #include "k3/base/report/svg.h"

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "k3/base/quantile.h"
+#include "k3/base/report/quantile.h"
 #include "k3/server/loadgen/load_run.h"
 
 namespace k3::server {

@@ -1,4 +1,4 @@
-#include "k3/base/quantile.h"
+#include "k3/base/report/quantile.h"
 
 #include <algorithm>
 #include <cmath>
