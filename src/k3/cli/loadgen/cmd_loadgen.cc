@@ -1,4 +1,7 @@
 // k3 loadgen: options to a workload and a pacing, the run, the table.
+#include <sys/resource.h>
+
+#include <atomic>
 #include <cmath>
 #include <csignal>
 
@@ -26,7 +29,16 @@ std::atomic<bool> g_stop{false};
 
 // The second Ctrl-C ends the program at once.
 void on_interrupt(int) {
-  if (g_stop.exchange(true)) std::signal(SIGINT, SIG_DFL);
+  g_stop = true;
+  std::signal(SIGINT, SIG_DFL);
+}
+
+// Every stream is a connection: shells often allow 1,024 files where the system allows far more.
+void allow_many_files() {
+  rlimit files{};
+  if (::getrlimit(RLIMIT_NOFILE, &files) != 0 || files.rlim_cur >= files.rlim_max) return;
+  files.rlim_cur = files.rlim_max;
+  ::setrlimit(RLIMIT_NOFILE, &files);
 }
 
 // Special tokens stand at the end of the vocabularies of this family: in a prompt they could mean an image.
@@ -246,6 +258,7 @@ Status loadgen_command(const LoadgenOptions& o) {
   K3_TRY_ASSIGN(LoadOptions load, load_options(o));
   K3_TRY_ASSIGN(const std::vector<PlannedRequest> requests, make_workload(o));
   K3_TRY(ask_server(o, requests, load));
+  allow_many_files();
   std::signal(SIGINT, on_interrupt);
   K3_TRY(warm_up(o, requests, load));
   Progress bar("load", static_cast<int64_t>(requests.size()), "requests");
