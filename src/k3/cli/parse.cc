@@ -14,6 +14,7 @@
 #include "k3/cli/commands.h"
 #include "k3/cli/common.h"
 #include "k3/cli/exit_codes.h"
+#include "k3/cli/loadgen/loadgen_options.h"
 #include "k3/cli/version.h"
 #include "k3/ops/cpu/isa.h"
 
@@ -123,6 +124,7 @@ struct AllOptions {
   InitOptions init;
   ConvertOptionsCli convert;
   BenchOptions bench;
+  LoadgenOptions loadgen;
 };
 
 template <class Options>
@@ -347,6 +349,7 @@ int cli_main(int argc, const char* const* argv) {
   AllOptions options;
   Status status;
   add_use_commands(app, options, status);
+  add_loadgen_command(app, options.loadgen, status);
   add_look_commands(app, options, status);
   add_bench_command(app, options, status);
   add_make_commands(app, options, status);
