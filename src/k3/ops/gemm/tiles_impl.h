@@ -1,6 +1,4 @@
-// Purpose:  loops of tiles.h over a tile unit given by macros: K3_TILE_ZERO(i), K3_TILE_LOAD(i, p, stride),
-//           K3_TILE_DOT(c, a, b), K3_TILE_STORE(i, p, stride), K3_TILE_BEGIN(), K3_TILE_END(). Tile numbers must be
-//           literals: the intrinsics make text of them.
+// Purpose:  loops of tiles.h over the macros of tile_unit_amx.h or tile_unit_emulated.h, included before this.
 // Shapes:   tiles are 16 rows of 64 bytes.
 // Units:    strides in bytes.
 // Memory:   tiles.h.
