@@ -4,8 +4,8 @@
 // Shapes:   eight tiles of 16 rows of 64 bytes: 16 x 16 FP32 or 16 x 32 BF16. DOT adds to c[m, n] the products of
 //           a[m, 2 k + i] and b[k, 2 n + i], k < 16, i < 2.
 // Units:    strides in bytes.
-// Memory:   tile numbers must be literals: the intrinsics make text of them. What was stored before a FENCE is in memory for the
-//           LOADs after it: the LOAD intrinsic of g++ 12 does not tell the compiler that it reads memory.
+// Memory:   tile numbers must be literals: the intrinsics make text of them. What was stored before a FENCE is in memory
+//           for the LOADs after it: the LOAD intrinsic of g++ 12 does not tell the compiler that it reads memory.
 // Threads:  tiles belong to a thread, between BEGIN and END.
 // Errors:   none.
 // Source:   Intel SDM, TDPBF16PS: FP32 sums, numbers under 2^-126 count as zero. Only for sources named _cpu_amx.cc;

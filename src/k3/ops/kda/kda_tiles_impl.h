@@ -6,17 +6,18 @@
 // Memory:   everything in the scratch of KdaPrepared; the state stays FP32 in its place.
 // Threads:  pure functions.
 // Errors:   none.
-// Source:   kernels.md 2. An operand is split into two BF16 numbers, x = hi + lo + e, |lo| <= 2^-8 |x|, |e| <= 2^-16 |x|, and a
-//           product x y becomes hi hi + hi lo + lo hi, exact products with FP32 sums: off by lo lo, e y and x e, at most
-//           3 * 2^-16 |x y| = 4.6e-5 |x y|, in the norm a tenth of that, since signs vary. (Single BF16 operands: 2^-7 |x y|.)
+// Source:   kernels.md 2. An operand is split into two BF16 numbers, x = hi + lo + e, |lo| <= 2^-8 |x|, |e| <= 2^-16 |x|,
+//           and a product x y becomes hi hi + hi lo + lo hi, exact products with FP32 sums: off by lo lo, e y and x e, at
+//           most 3 * 2^-16 |x y| = 4.6e-5 |x y|, in the norm a tenth of that, since signs vary. (One BF16 number each:
+//           2^-7 |x y|; with that, identical keys that stay in memory give 2.4e-2 in the state, and 2e-2 is allowed.)
 //           - Km Kp^T, Km Qp^T, S Kp^T, S Qp^T (D inputs): three products.
-//           - D T^T, U P^T, U Ke (16 inputs): hi and lo of the right side share the 32 inputs of a tile, so that two products
-//             give all four terms.
-//           The inverse, decays, sums of decays, norms and the decayed state stay FP32. A split number keeps its relative
-//           accuracy over the range of the exponent, but for a lo under 2^-126, which counts as zero.
-//           Gates with a lower bound of -5 or above: Kp and Qp take their decay from a middle token on, e^{G_r - G_m}, and Km
-//           its inverse, both within e^{+-40}; e^{G_m} goes into the state that meets them. Entries other than i <= r are
-//           large there and dropped by select. Other gates: G_m = 0, and as e^{-G} overflows the pairs are those of
+//           - D T^T, U P^T, U Ke (16 inputs): hi and lo of the right side share the 32 inputs of a tile, so that two
+//             products give all four terms.
+//           The inverse, decays, norms and the decayed state stay FP32. A split number keeps its relative accuracy over the
+//           range of the exponent, but for a lo under 2^-126, which counts as zero.
+//           Gates with a lower bound of -5 or above: Kp and Qp take their decay from a middle token on, e^{G_r - G_m}, and
+//           Km its inverse, both within e^{+-40}; e^{G_m} goes into the state that meets them. Entries other than i <= r
+//           are large there and dropped by select. Other gates: G_m = 0, and as e^{-G} overflows the pairs are those of
 //           kda_chunk_impl.h in FP32.
 #pragma once
 
@@ -27,11 +28,11 @@
 namespace k3::ops {
 namespace {
 
-constexpr int64_t kMiddle = 7;               // token m
-constexpr int64_t kTileElements = 16 * 32;   // BF16 numbers of a tile
+constexpr int64_t kMiddle = 7;              // token m
+constexpr int64_t kTileElements = 16 * 32;  // BF16 numbers of a tile
 
 struct KdaTiles {
-  uint16_t *kp_high, *kp_low, *qp_high, *qp_low;  // pairs [D / 32][16 inputs / 2 ..]: tiles one after the other
+  uint16_t *kp_high, *kp_low, *qp_high, *qp_low;  // pairs [D / 32], tiles one after the other
   uint16_t *km_high, *km_low;                     // rows [D / 32]
   uint16_t* ke;                                   // pairs [D / 16]: hi of the 16 tokens, then lo
   uint16_t *s_high, *s_low;                       // rows [D / 32] of 16 value rows
@@ -80,9 +81,7 @@ K3_VEC_INLINE KdaTiles kda_tiles_scratch(float* s, int64_t dim, KdaChunk* c) {
   return k;
 }
 
-K3_VEC_INLINE __m512 widen(__m256i x) {
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
-}
+K3_VEC_INLINE __m512 widen(__m256i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)); }
 
 struct Split {
   __m256i high, low;
@@ -93,12 +92,22 @@ K3_VEC_INLINE Split split(__m512 x) {
   return {high, reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(_mm512_sub_ps(x, widen(high))))};
 }
 
-// Two vectors that follow each other in a row.
+// The upper halves of the dwords of a, then of b.
+K3_VEC_INLINE __m512i upper_halves(__m512i a, __m512i b) {
+  const __m512i odd = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29, 27, 25, 23,
+                                       21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
+  return _mm512_permutex2var_epi16(a, odd, b);
+}
+
+// Two vectors that follow each other in a row. hi is rounded by an addition to the bits (halves away from zero), which
+// leaves it in FP32 as well.
 K3_VEC_INLINE void split_row(__m512 a, __m512 b, uint16_t* high, uint16_t* low) {
-  const auto h = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(b, a));
-  a = _mm512_sub_ps(a, widen(_mm512_castsi512_si256(h)));
-  b = _mm512_sub_ps(b, widen(_mm512_extracti64x4_epi64(h, 1)));
-  _mm512_store_si512(high, h);
+  const __m512i half = _mm512_set1_epi32(0x8000), upper = _mm512_set1_epi32(static_cast<int>(0xFFFF0000U));
+  const __m512i a_bits = _mm512_and_si512(_mm512_add_epi32(_mm512_castps_si512(a), half), upper);
+  const __m512i b_bits = _mm512_and_si512(_mm512_add_epi32(_mm512_castps_si512(b), half), upper);
+  a = _mm512_sub_ps(a, _mm512_castsi512_ps(a_bits));
+  b = _mm512_sub_ps(b, _mm512_castsi512_ps(b_bits));
+  _mm512_store_si512(high, upper_halves(a_bits, b_bits));
   _mm512_store_si512(low, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(b, a)));
 }
 
@@ -131,49 +140,54 @@ K3_VEC_INLINE void rows_to_pairs(const uint16_t* rows, uint16_t* out) {
   for (int i = 0; i < 16; ++i) _mm512_store_ps(out + 32 * i, pairs[i]);
 }
 
-// One vector of 16 channels: exponents of Kp and Qp, and e^{G_m}.
-template <class V>
-K3_VEC_INLINE typename V::F tile_exponents(const KdaPrepared& p, int64_t j, typename V::F* sum) {
-  using F = typename V::F;
-  constexpr int64_t kC = kKdaChunk;
-  F g[kC];
-  K3_UNROLL
-  for (int64_t r = 0; r < kC; ++r) g[r] = r < p.tokens ? V::load(p.g + r * p.padded + j) : V::zero();
-  F s = V::zero();
-  if (!p.centred) {
-    K3_UNROLL
-    for (int64_t r = 0; r < kC; ++r) sum[r] = s = V::add(s, g[r]);
-    return V::set(1.0F);
-  }
-  // Summed from the middle, so that differences between neighbours stay exact.
-  sum[kMiddle] = V::zero();
-  K3_UNROLL
-  for (int64_t r = kMiddle + 1; r < kC; ++r) sum[r] = s = V::add(s, g[r]);
-  s = V::zero();
-  K3_UNROLL
-  for (int64_t r = kMiddle; r > 0; --r) {
-    s = V::add(s, g[r]);
-    sum[r - 1] = V::neg(s);
-  }
-  return vec_exp<V>(V::add(s, g[0]));
+// 1 / x within 1e-7: an estimate to 2^-14 and one step of Newton's.
+K3_VEC_INLINE __m512 reciprocal(__m512 x) {
+  const __m512 r = _mm512_rcp14_ps(x);
+  return _mm512_fmadd_ps(_mm512_fnmadd_ps(x, r, _mm512_set1_ps(1.0F)), r, r);
 }
 
-// Ke of 16 channels, decay of the chunk.
+// Decays of 16 channels: from token m to token r and back.
+struct TileDecays {
+  __m512 to[kKdaChunk], from[kKdaChunk];
+};
+
+// Products of e^g, outwards from the middle: 15 factors are off by 15 * 2e-7, far less than the split of what they scale.
+// Leaves e^{G_m}, Ke and the decay of the chunk.
 template <class V>
-K3_VEC_INLINE void tile_ends(const KdaPrepared& p, const KdaChunk& c, const KdaTiles& k, int64_t j) {
+K3_VEC_INLINE TileDecays tile_decays(const KdaPrepared& p, const KdaChunk& c, const KdaTiles& k, int64_t j) {
   using F = typename V::F;
-  F ke[kKdaChunk], after = V::zero();
-  for (int64_t r = kKdaChunk; r-- > 0;) {
+  constexpr int64_t kC = kKdaChunk;
+  F decay[kC], ke[kC], sum = V::zero(), after = V::set(1.0F);
+  for (int64_t r = kC; r-- > 0;) {
+    decay[r] = V::set(1.0F);
     ke[r] = V::zero();
     if (r >= p.tokens) continue;
-    const int64_t at = r * p.padded + j;
-    ke[r] = V::mul(V::load(p.kn + at), vec_exp<V>(after));
-    after = V::add(after, V::load(p.g + at));
+    const F g = V::load(p.g + r * p.padded + j);
+    sum = V::add(sum, g);
+    decay[r] = vec_exp<V>(g);
+    ke[r] = V::mul(V::load(p.kn + r * p.padded + j), after);
+    after = V::mul(after, decay[r]);
   }
-  const Decay<V> all = decay_of<V>(after);
+  split_pairs(ke, k.ke + j / 16 * kTileElements);
+  const Decay<V> all = decay_of<V>(sum);
   V::store(c.keep + j, all.keep);
   V::store(c.factor + j, all.factor);
-  split_pairs(ke, k.ke + j / 16 * kTileElements);
+  TileDecays d;
+  const int64_t middle = p.centred ? kMiddle : 0;
+  F start = decay[0];  // e^{G_m}
+  for (int64_t r = 1; r <= middle; ++r) start = V::mul(start, decay[r]);
+  V::store(k.centre + j, p.centred ? start : V::set(1.0F));
+  d.to[middle] = p.centred ? V::set(1.0F) : start;
+  d.from[middle] = V::set(1.0F);
+  for (int64_t r = middle + 1; r < kC; ++r) {
+    d.to[r] = V::mul(d.to[r - 1], decay[r]);
+    if (p.centred) d.from[r] = V::mul(d.from[r - 1], reciprocal(decay[r]));
+  }
+  for (int64_t r = middle; r > 0; --r) {
+    d.to[r - 1] = V::mul(d.to[r], reciprocal(decay[r]));
+    d.from[r - 1] = V::mul(d.from[r], decay[r]);
+  }
+  return d;
 }
 
 template <class V>
@@ -182,27 +196,21 @@ K3_VEC_INLINE void tile_factors(const KdaPrepared& p, const KdaChunk& c, const K
   constexpr int64_t kC = kKdaChunk;
   alignas(64) uint16_t kp[2][kTileElements], qp[2][kTileElements];
   for (int64_t j = 0; j < p.dim; j += 32) {
-    F sum[2][kC];
-    for (int64_t h = 0; h < 2; ++h) {
-      V::store(k.centre + j + 16 * h, tile_exponents<V>(p, j + 16 * h, sum[h]));
-      tile_ends<V>(p, c, k, j + 16 * h);
-    }
+    const TileDecays decays[2] = {tile_decays<V>(p, c, k, j), tile_decays<V>(p, c, k, j + 16)};
     for (int64_t r = 0; r < kC; ++r) {
-      const bool real = r < p.tokens;
-      F key[2], query[2], up[2];
+      F key[2], query[2];
       K3_UNROLL
       for (int64_t h = 0; h < 2; ++h) {
         const int64_t at = r * p.padded + j + 16 * h;
-        key[h] = real ? V::load(p.kn + at) : V::zero();
-        query[h] = real ? V::load(p.qn + at) : V::zero();
-        up[h] = vec_exp<V>(sum[h][r]);
+        key[h] = r < p.tokens ? V::load(p.kn + at) : V::zero();
+        query[h] = r < p.tokens ? V::load(p.qn + at) : V::zero();
       }
-      split_row(V::mul(key[0], up[0]), V::mul(key[1], up[1]), kp[0] + 32 * r, kp[1] + 32 * r);
-      split_row(V::mul(query[0], up[0]), V::mul(query[1], up[1]), qp[0] + 32 * r, qp[1] + 32 * r);
+      const F to[2] = {decays[0].to[r], decays[1].to[r]};
+      split_row(V::mul(key[0], to[0]), V::mul(key[1], to[1]), kp[0] + 32 * r, kp[1] + 32 * r);
+      split_row(V::mul(query[0], to[0]), V::mul(query[1], to[1]), qp[0] + 32 * r, qp[1] + 32 * r);
       if (!p.centred) continue;
-      K3_UNROLL
-      for (int64_t h = 0; h < 2; ++h) key[h] = V::mul(key[h], vec_exp<V>(V::neg(sum[h][r])));
-      split_row(key[0], key[1], k.km_high + j * kC + 32 * r, k.km_low + j * kC + 32 * r);
+      const int64_t at = j * kC + 32 * r;
+      split_row(V::mul(key[0], decays[0].from[r]), V::mul(key[1], decays[1].from[r]), k.km_high + at, k.km_low + at);
     }
     rows_to_pairs(kp[0], k.kp_high + j * kC);
     rows_to_pairs(kp[1], k.kp_low + j * kC);
