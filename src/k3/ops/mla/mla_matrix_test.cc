@@ -249,7 +249,8 @@ TEST_F(MlaMatrixTest, SameBitsHoweverItIsCut) {
   }
 }
 
-// A later token that is not a number must not reach earlier ones, whether its latent or its shared key is to blame.
+// A later token that is not a number must not reach earlier ones, whether its latent or its shared key is to blame; those
+// that see it become what the reference makes of it (an infinite score is NaN, one of minus infinity no weight).
 TEST_F(MlaMatrixTest, CausalEvenForNan) {
   for (const int64_t column : {int64_t{3}, kSmall.rank + 3}) {
     for (const float poison : {NAN, INFINITY}) {
@@ -260,15 +261,39 @@ TEST_F(MlaMatrixTest, CausalEvenForNan) {
       clean.append(ctx());
       poisoned.append(ctx());
       poisoned.caches[0].row_bf16(450 + 90)[column] = float_to_bf16(poison);
-      const auto row = c.heads * c.value, before = 90 * row;
+      const int64_t before = 90 * c.heads * c.value;
+      Guarded ref(poisoned.out_size());
+      mla_ref(poisoned.args(ref.data(), MlaForm::automatic));
       for (const Unit& unit : units()) {
-        const Guarded a = run(ctx(), clean, unit.fn), b = run(ctx(), poisoned, unit.fn);
-        EXPECT_EQ(0, compare_bytes(a.data(), b.data(), static_cast<size_t>(before) * 4)) << unit.name;
-        for (int64_t i = before; i < b.size(); ++i) {
-          ASSERT_TRUE(!std::isnan(poison) || std::isnan(b.data()[i])) << unit.name << " " << i;
+        const Guarded x = run(ctx(), clean, unit.fn), y = run(ctx(), poisoned, unit.fn);
+        EXPECT_EQ(0, compare_bytes(x.data(), y.data(), static_cast<size_t>(before) * 4)) << unit.name;
+        for (int64_t i = 0; i < y.size(); ++i) {
+          ASSERT_EQ(std::isnan(y.data()[i]), std::isnan(ref.data()[i]))
+              << unit.name << " " << column << " " << poison << " " << i;
         }
       }
     }
+  }
+}
+
+// A value beyond BF16 beside a key that is a number: no query that sees it stays finite, no other notices.
+TEST_F(MlaMatrixTest, CausalEvenForValuesThatOverflow) {
+  MlaCase c = kSmall;
+  c.lengths = {200};
+  MlaData clean(c), large(c);
+  for (MlaData* data : {&clean, &large}) {
+    data->append(ctx());
+    for (int64_t row = 0; row < c.heads * (c.nope + c.value); ++row) {
+      const bool is_key = row % (c.nope + c.value) < c.nope;
+      data->weight16[static_cast<size_t>(row * c.rank + 3)] = float_to_bf16(is_key ? 0.0F : 1000.0F);
+    }
+  }
+  large.caches[0].row_bf16(90)[3] = float_to_bf16(1e37F);
+  const int64_t before = 90 * c.heads * c.value;
+  for (const Unit& unit : units()) {
+    const Guarded x = run(ctx(), clean, unit.fn), y = run(ctx(), large, unit.fn);
+    EXPECT_EQ(0, compare_bytes(x.data(), y.data(), static_cast<size_t>(before) * 4)) << unit.name;
+    for (int64_t i = before; i < y.size(); ++i) ASSERT_FALSE(std::isfinite(y.data()[i])) << unit.name << " " << i;
   }
 }
 
