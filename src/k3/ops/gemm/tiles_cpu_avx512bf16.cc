@@ -7,6 +7,7 @@ namespace k3::ops {
 
 void tiles_emulated(const TilesJob& job) noexcept { run_tiles(job); }
 void dense_tiles_emulated(const DenseTilesJob& job) noexcept { run_dense_tiles(job); }
+void packed_emulated(const PackedJob& job) noexcept { run_packed(job); }
 
 void pack_tiles_avx512bf16(const uint16_t* const* rows, int64_t begin, int64_t end, int64_t cols, uint16_t* packed) noexcept {
   alignas(64) float square[256];
