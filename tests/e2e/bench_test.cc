@@ -152,6 +152,16 @@ TEST(Bench, WrongOptionsAreNamed) {
     EXPECT_EQ(o.out, "");
     EXPECT_THAT(o.err, Not(testing::IsEmpty()));
   }
+  for (const auto& [option, value] : {std::pair{"-p", "16,,32"}, {"-n", "3,"}, {"-t", ",1"}, {"-d", ""}, {"--policy", "bf16,,exact"}}) {
+    const Outcome o = k3({"bench", kMini, option, value});
+    EXPECT_EQ(o.code, 2) << option << " " << value;
+    EXPECT_THAT(o.err, testing::AllOf(HasSubstr(option), HasSubstr("of the list is empty")));
+  }
+  EXPECT_THAT(k3({"bench", kMini, "-p", "16,,32"}).err, HasSubstr("number 2 of the list"));
+  const Outcome short_context = k3({"bench", kMini, "-p", "16", "-n", "3", "-d", "0,10", "--ctx", "25"});
+  EXPECT_EQ(short_context.code, 2);
+  EXPECT_THAT(short_context.err, testing::AllOf(HasSubstr("--ctx 25"), HasSubstr("26 tokens")));
+  EXPECT_EQ(k3(small({"--ctx", "16", "--no-ceilings"})).code, 0);
   const Outcome nothing = k3({"bench", kMini, "-p", "0", "-n", "0"});
   EXPECT_EQ(nothing.code, 2);
   EXPECT_THAT(nothing.err, HasSubstr("nothing to measure"));

@@ -86,5 +86,22 @@ TEST(Int8, BenchLabelsWhatIsLossy) {
   EXPECT_EQ(k3({"bench", kMini, "--act", "int4"}).code, 2);
 }
 
+// The config says that matrices may be in 8 bits; none is.
+TEST(Int8, AMarkedTrunkOfBf16IsNotCalledLossy) {
+  const Scratch scratch;
+  const std::string model = scratch.linked_mini();
+  json config = json::parse(file_text(kMini + "/config.json"));
+  config["trunk_quantization"] = {{"format", "mxint8"}, {"group_size", 32}};
+  fs::remove(model + "/config.json");
+  put_file(model + "/config.json", config.dump());
+  const json bench = json::parse(
+      k3_ok({"bench", model, "-p", "8", "-n", "0", "-r", "1", "-t", "1", "--no-ceilings", "--json"}));
+  EXPECT_EQ(bench.at("lossy"), "");
+  EXPECT_EQ(bench.at("results")[0].at("settings"), "bf16");
+  const json looked = json::parse(k3_ok({"inspect", model, "--json"}));
+  EXPECT_EQ(looked.at("trunk_int8"), false);
+  EXPECT_EQ(looked.at("tensors"), looked.at("shards").at("tensors"));
+}
+
 }  // namespace
 }  // namespace k3::e2e

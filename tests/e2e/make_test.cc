@@ -1,4 +1,5 @@
 // `k3 init` and `k3 convert`.
+#include <csignal>
 #include <cstring>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -166,7 +167,30 @@ TEST(Init, ForceLeavesNoShardOfTheOldModel) {
   k3_ok(init(kMiniConfig, out, three));
   k3_ok(init(kMiniConfig, out, one));
   EXPECT_EQ(json::parse(k3_ok({"inspect", out, "--json"})).at("shards").at("total"), 1);
+  EXPECT_EQ(shard_count(out), 1u);
   exact_logits(scratch, out, "1,2");
+}
+
+TEST(Init, AnInterruptLeavesNoHalfWrittenFile) {
+  const Scratch scratch;
+  const std::string out = scratch.path("m");
+  // One dense layer of 1.5 GB: in the middle of it for as long as the test needs.
+  Process process(k3_spawn(init(kMiniConfig, out, {"--set", "intermediate_size=600000", "--shards", "1"})));
+  const auto unfinished = [&] {
+    size_t count = 0;
+    std::error_code none_yet;
+    for (const auto& entry : fs::directory_iterator(out, none_yet)) {
+      count += entry.path().string().find(".tmp-") != std::string::npos ? 1 : 0;
+    }
+    return count;
+  };
+  while (unfinished() == 0 && !process.gone()) process.pause(0.02);
+  ASSERT_EQ(unfinished(), 1u);
+  process.send(SIGINT);
+  const Outcome o = process.finish();
+  EXPECT_EQ(o.signal, SIGINT) << o.code << o.err;
+  EXPECT_EQ(unfinished(), 0u);
+  EXPECT_FALSE(fs::exists(out + "/config.json"));
 }
 
 TEST(Init, ImpossibleValuesNameTheField) {
@@ -278,6 +302,22 @@ TEST(Convert, AnExistingModelIsKeptUnlessForced) {
   k3_ok(init(kMiniConfig, model));
   EXPECT_EQ(k3({"convert", kMini, model}).code, 2);
   EXPECT_EQ(tensors_of(model).at("language_model.model.embed_tokens.weight").first, "BF16 [256,64]");
+}
+
+// I8 alone could be any scheme: the loader would not read what convert passed on.
+TEST(Convert, EightBitsWithoutTheMarkerAreRefused) {
+  const Scratch scratch;
+  const std::string model = scratch.path("m");
+  k3_ok({"convert", kMini, model, "--trunk", "int8"});
+  json config = json::parse(file_text(model + "/config.json"));
+  config.erase("trunk_quantization");
+  put_file(model + "/config.json", config.dump());
+  for (const char* trunk : {"keep", "bf16", "int8"}) {
+    const Outcome o = k3({"convert", model, scratch.path("out"), "--trunk", trunk});
+    EXPECT_EQ(o.code, 4) << trunk << o.err;
+    EXPECT_THAT(o.err, HasSubstr("trunk_quantization"));
+    EXPECT_FALSE(fs::exists(scratch.path("out/config.json")));
+  }
 }
 
 TEST(Convert, WrongOptionsAndAMissingShard) {

@@ -73,6 +73,14 @@ TEST(Ram, EveryCommandThatLoadsTakesIt) {
   const std::string stats = scratch.path("stats.json");
   for (int i = 0; i < 2; ++i) k3_ok({"run", kMini, "-p", "Hi", "-n", "8", "--ram", "100MiB", "--ctx", "512", "--expert-stats", stats});
   EXPECT_THAT(file_text(stats), HasSubstr("k3_expert_stats"));
+  for (const std::vector<std::string>& ram : {std::vector<std::string>{}, {"--ram", "auto"}}) {
+    std::vector<std::string> arguments = {"run", kMini, "-p", "Hi", "-n", "2", "--expert-stats", scratch.path("none.json")};
+    arguments.insert(arguments.end(), ram.begin(), ram.end());
+    const Outcome all = k3(arguments);
+    EXPECT_EQ(all.code, 0);
+    EXPECT_THAT(all.err, HasSubstr("every expert is in memory"));
+    EXPECT_FALSE(fs::exists(scratch.path("none.json")));
+  }
 }
 
 TEST(Ram, RefusalsNameTheirReason) {

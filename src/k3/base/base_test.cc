@@ -1,5 +1,6 @@
 // Result, units, UTF-8, JSON writer and rng.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -102,6 +103,26 @@ TEST(File, ShortFileIsCorruptNotASignal) {
   EXPECT_EQ(status.error().code, Code::corrupt);
   EXPECT_NE(status.error().message.find(path), std::string::npos);
   EXPECT_EQ(File::open(path + ".absent").error().code, Code::not_found);
+}
+
+TEST(File, UnfinishedFilesCanBeRemoved) {
+  const std::string path = testing::TempDir() + "k3_unfinished", temporary = fmt::format("{}.tmp-{}", path, ::getpid());
+  ASSERT_TRUE(write_file(path, "old").ok());
+  {
+    auto first = FileWriter::create(path);
+    ASSERT_TRUE(first.ok());
+    FileWriter moved(std::move(*first));
+    ASSERT_TRUE(moved.write("new").ok());
+    ASSERT_TRUE(path_exists(temporary));
+    remove_unfinished_files();
+    EXPECT_FALSE(path_exists(temporary));
+    EXPECT_FALSE(moved.commit().ok());
+  }
+  EXPECT_EQ(*read_file(path), "old");
+  remove_unfinished_files();  // of a writer that is gone: nothing
+  ASSERT_TRUE(write_file(path, "new").ok());
+  remove_unfinished_files();
+  EXPECT_EQ(*read_file(path), "new");
 }
 
 TEST(Progress, LineFitsTheTerminal) {

@@ -5,7 +5,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 
@@ -24,7 +27,31 @@ Error system_error(const std::string& path, const char* what) {
   return fail(code, "{}: cannot {}: {}", path, what, std::strerror(number));
 }
 
+// Names of temporary files in use. Whoever takes a name out of its slot owns it: its writer frees it, a signal handler does not.
+std::array<std::atomic<char*>, 64> g_unfinished;
+
+// The slot; -1: all are taken, and a signal leaves this file behind (no command has so many open).
+int register_unfinished(const std::string& path) {
+  char* name = ::strdup(path.c_str());
+  for (size_t i = 0; i < g_unfinished.size(); ++i) {
+    char* none = nullptr;
+    if (g_unfinished[i].compare_exchange_strong(none, name)) return static_cast<int>(i);
+  }
+  std::free(name);
+  return -1;
+}
+
+void forget_unfinished(int slot) {
+  if (slot >= 0) std::free(g_unfinished[static_cast<size_t>(slot)].exchange(nullptr));
+}
+
 }  // namespace
+
+void remove_unfinished_files() noexcept {
+  for (std::atomic<char*>& slot : g_unfinished) {
+    if (char* name = slot.exchange(nullptr); name != nullptr) ::unlink(name);
+  }
+}
 
 Result<File> File::open(const std::string& path) {
   // Not to wait for the writer of a FIFO; without effect on the regular files that are accepted.
@@ -99,19 +126,24 @@ Result<FileWriter> FileWriter::create(const std::string& given) {
   std::string temporary = fmt::format("{}.tmp-{}", path, ::getpid());
   const int fd = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
   if (fd < 0) return system_error(path, "create");
-  return FileWriter(fd, std::move(path), std::move(temporary));
+  FileWriter writer(fd, std::move(path), std::move(temporary));
+  writer.unfinished_ = register_unfinished(writer.temporary_);
+  return writer;
 }
 
 FileWriter::FileWriter(FileWriter&& other) noexcept
     : fd_(std::exchange(other.fd_, -1)),
       path_(std::move(other.path_)),
       temporary_(std::move(other.temporary_)),
+      unfinished_(std::exchange(other.unfinished_, -1)),
       written_bytes_(other.written_bytes_) {}
 
 FileWriter::~FileWriter() {
-  if (fd_ < 0) return;
-  ::close(fd_);
-  if (!temporary_.empty()) ::unlink(temporary_.c_str());
+  if (fd_ >= 0) {
+    ::close(fd_);
+    if (!temporary_.empty()) ::unlink(temporary_.c_str());
+  }
+  forget_unfinished(unfinished_);
 }
 
 Status FileWriter::write(std::span<const std::byte> bytes) {

@@ -57,10 +57,15 @@ class FileWriter {
       : fd_(fd), path_(std::move(path)), temporary_(std::move(temporary)) {}
   int fd_ = -1;
   std::string path_, temporary_;  // temporary_ is empty: written in place
+  int unfinished_ = -1;           // where remove_unfinished_files() finds temporary_
   int64_t written_bytes_ = 0;
 };
 
 Status write_file(const std::string& path, std::string_view text);
+
+// Removes the temporary files of all writers that have not committed; what they write from then on is lost. For the way out
+// of a program that a signal ends: may be called from a signal handler, while other threads write.
+void remove_unfinished_files() noexcept;
 
 bool path_exists(const std::string& path);
 bool is_directory(const std::string& path);

@@ -19,7 +19,7 @@
 #include "k3/cli/commands.h"
 #include "k3/cli/common.h"
 #include "k3/engine/chat_session.h"
-#include "k3/model/identity.h"
+#include "k3/model/run/identity.h"
 
 namespace k3::cli {
 namespace {

@@ -142,10 +142,10 @@ Status run_command(const RunOptions& options) {
     bar->update(done);
     if (done == total) bar->finish();
   };
-  std::signal(SIGINT, on_interrupt);
+  const auto before = std::signal(SIGINT, on_interrupt);
   auto result = options.raw ? answer_raw(options, tokenizer, runner, generation, prompt)
                             : answer_chat(options, *format, tokenizer, runner, generation, prompt);
-  std::signal(SIGINT, SIG_DFL);
+  std::signal(SIGINT, before);
   if (!result.ok()) return std::move(result).take_error();
   if (options.json) {
     print_json(*result);

@@ -107,7 +107,13 @@ Result<LoadedModel> load_model(const std::string& path, const ComputeOptions& op
   bar.reset();
   if (!model.ok()) return std::move(model).take_error();
   loaded.model = std::make_unique<Model>(*std::move(model));
-  if (!loaded.model->stream_stats()) place_in_memories(loaded);
+  if (!loaded.model->stream_stats()) {
+    place_in_memories(loaded);
+    if (!options.expert_stats.empty()) {
+      note(fmt::format("k3: --expert-stats {}: every expert is in memory, so none is counted and the file stays as it is (see --ram)",
+                       options.expert_stats));
+    }
+  }
   loaded.load_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return loaded;
 }

@@ -2,12 +2,15 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <charconv>
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
 #include <new>
 #include <sstream>
 
+#include "k3/base/file.h"
 #include "k3/base/progress.h"
 #include "k3/base/units.h"
 #include "k3/base/utf8.h"
@@ -218,21 +221,59 @@ void add_look_commands(CLI::App& app, AllOptions& o, Status& status) {
   bind(perplexity, status, o.perplexity, perplexity_command);
 }
 
+CLI::ValidationError list_error(const std::string& option, const std::string& text, const std::string& why) {
+  return CLI::ValidationError(option.substr(0, option.find(',')) + " " + utf8_repair(text), utf8_repair(why));
+}
+
+// "1,2,4" in pieces. An empty one is refused: the splitter of CLI11 passes over it. An option that is given twice comes with a
+// line for each.
+std::vector<std::string> items_of(const std::string& option, std::string text) {
+  std::replace(text.begin(), text.end(), '\n', ',');
+  std::vector<std::string> items;
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    if (end == begin) throw list_error(option, text, fmt::format("number {} of the list is empty", items.size() + 1));
+    items.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return items;
+}
+
+template <class Number>
+std::vector<Number> number_list(const std::string& option, const std::string& text, int64_t least, int64_t most) {
+  std::vector<Number> numbers;
+  for (const std::string& item : items_of(option, text)) {
+    int64_t number = 0;
+    const auto [end, error] = std::from_chars(item.data(), item.data() + item.size(), number);
+    if (error != std::errc() || end != item.data() + item.size() || number < least || number > most) {
+      throw list_error(option, text, fmt::format("'{}' is not a number from {} to {}", item, least, most));
+    }
+    numbers.push_back(static_cast<Number>(number));
+  }
+  return numbers;
+}
+
 void add_bench_tests(CLI::App& app, BenchOptions& o) {
   const char* group = "Tests (lists multiply: all lengths with all depths, batches, threads, policies)";
   const auto list = [&](const char* name, auto& values, const char* help, int64_t least, int64_t most) {
-    // Without a description the range stands in error messages alone, not in the help.
-    const CLI::Validator range = CLI::Validator(CLI::Range(least, most)).description("");
-    app.add_option(name, values, help)->delimiter(',')->check(range)->type_name("N,N")->group(group);
+    const auto parse = [&values, name, least, most](const std::string& text) {
+      values = number_list<typename std::decay_t<decltype(values)>::value_type>(name, text, least, most);
+    };
+    app.add_option_function<std::string>(name, parse, help)->join()->type_name("N,N")->group(group);
   };
   list("-p,--prefill", o.prefill, "Prompt lengths in tokens; 0: none (default 128,512)", 0, kMostTokens);
   list("-n,--decode", o.decode, "Tokens decoded one by one; 0: none (default 64)", 0, kMostTokens);
   list("-d,--depth", o.depth, "Tokens in the cache before a test (default 0)", 0, kMostTokens);
   list("-b,--batch", o.batch, "Sequences that go through each step together (default 1)", 1, 4096);
   list("-t,--threads", o.threads, "Worker threads (default: all this process may use)", 1, 1024);
-  app.add_option("--policy", o.policies, "bf16, exact or both: bf16,exact (default bf16)")
-      ->delimiter(',')
-      ->check(CLI::Validator(CLI::IsMember({"bf16", "exact"})).description(""))
+  const auto policies = [&o](const std::string& text) {
+    o.policies = items_of("--policy", text);
+    for (const std::string& policy : o.policies) {
+      if (policy != "bf16" && policy != "exact") throw list_error("--policy", text, "'" + policy + "' is not bf16 or exact");
+    }
+  };
+  app.add_option_function<std::string>("--policy", policies, "bf16, exact or both: bf16,exact (default bf16)")
+      ->join()
       ->type_name("P,P")
       ->group(group);
   app.add_option("-r,--repeats", o.repeats, "Timed runs of each test, after one that warms up (default 5)")
@@ -327,6 +368,19 @@ bool is_unknown_command(const CLI::App& app, int argc, const char* const* argv) 
          app.get_subcommands([&](const CLI::App* command) { return command->get_name() == argv[1]; }).empty();
 }
 
+// A signal that ends the program leaves no half-written file behind, and ends it as it would have.
+void on_end(int number) {
+  remove_unfinished_files();
+  std::signal(number, SIG_DFL);
+  ::raise(number);
+}
+
+void catch_ends() {
+  for (const int number : {SIGINT, SIGTERM, SIGHUP}) {
+    if (std::signal(number, on_end) == SIG_IGN) std::signal(number, SIG_IGN);  // nohup, background jobs of a script
+  }
+}
+
 // The exit code of a finished command, after everything that it printed is out.
 int finish(Status status) {
   const Status output = output_status();
@@ -341,6 +395,7 @@ int finish(Status status) {
 int cli_main(int argc, const char* const* argv) {
   // A reader that goes away (k3 ... | head) ends us quietly, as it ends every filter.
   std::signal(SIGPIPE, SIG_DFL);
+  catch_ends();
   CLI::App app("k3: runs models of the Kimi K3 family.", "k3");
   app.set_version_flag("--version", version_text());
   app.require_subcommand(1);

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <limits>
 
-#include "k3/engine/engine_test_util.h"
+#include "k3/engine/tiny_model_test.h"
 #include "k3/engine/scheduler.h"
 
 namespace k3::test {

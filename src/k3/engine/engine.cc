@@ -13,7 +13,7 @@
 #include "k3/base/units.h"
 #include "k3/engine/core.h"
 #include "k3/engine/executor.h"
-#include "k3/model/identity.h"
+#include "k3/model/run/identity.h"
 
 namespace k3 {
 namespace {

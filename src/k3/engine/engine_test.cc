@@ -7,7 +7,7 @@
 #include <future>
 #include <thread>
 
-#include "k3/engine/engine_test_util.h"
+#include "k3/engine/tiny_model_test.h"
 
 namespace k3::test {
 namespace {

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "k3/cache/hybrid_cache.h"
-#include "k3/model/paged_runner.h"
+#include "k3/model/run/paged_runner.h"
 
 namespace k3 {
 

@@ -1,5 +1,5 @@
 // 10,000 random schedules (schedule_test.cc).
-#include "k3/engine/schedule_harness.h"
+#include "k3/engine/schedule_harness_test.h"
 
 namespace k3::test {
 namespace {

@@ -1,5 +1,5 @@
 // Cache on equals cache off, bit for bit, whatever happens meanwhile. 10,000 more in the slow suite.
-#include "k3/engine/schedule_harness.h"
+#include "k3/engine/schedule_harness_test.h"
 
 namespace k3::test {
 namespace {

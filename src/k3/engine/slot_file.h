@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "k3/base/file.h"
-#include "k3/base/hash.h"
+#include "k3/base/hash/hash64.h"
 
 namespace k3 {
 

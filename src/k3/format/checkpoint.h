@@ -81,7 +81,8 @@ Status check_scales(std::string_view file, std::string_view tensor, std::span<co
                     int64_t groups_per_row = 0);
 
 // Writes tensors in the order given: shards are cut by plan, each file is written under a temporary name and
-// renamed when whole; the index comes last, so a folder without an index is an unfinished one.
+// renamed when whole; the index comes last, so a folder without an index is an unfinished one. Index and shards of an older
+// checkpoint are removed from the folder first.
 struct TensorSpec {
   std::string name;
   DType dtype = DType::f32;

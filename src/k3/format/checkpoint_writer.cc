@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <optional>
 #include <unordered_set>
 #include <utility>
@@ -70,6 +71,36 @@ Status check_specs(const std::string& folder, const std::vector<std::vector<Tens
   return {};
 }
 
+// "model.safetensors" or "model-00001-of-000005.safetensors", with any digits.
+bool is_shard_name(std::string_view name) {
+  if (name == "model.safetensors") return true;
+  constexpr std::string_view kForm = "model-#####-of-######.safetensors";
+  if (name.size() != kForm.size()) return false;
+  for (size_t i = 0; i < name.size(); ++i) {
+    const bool digit = name[i] >= '0' && name[i] <= '9';
+    if (kForm[i] == '#' ? !digit : name[i] != kForm[i]) return false;
+  }
+  return true;
+}
+
+// Shards of an older checkpoint with another number of them: without its index they are of no use, and would lie there forever.
+Status remove_stale_shards(const std::string& folder, size_t count) {
+  std::unordered_set<std::string> wanted;
+  for (size_t i = 0; i < count; ++i) wanted.insert(shard_name(i, count));
+  std::error_code error;
+  std::vector<std::filesystem::path> stale;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+    const std::string name = entry.path().filename().string();
+    if (is_shard_name(name) && !wanted.contains(name)) stale.push_back(entry.path());
+  }
+  for (const auto& path : stale) {
+    if (::unlink(path.c_str()) != 0 && errno != ENOENT) {
+      return fail(Code::invalid_argument, "{}: cannot remove the old shard: {}", path.string(), std::strerror(errno));
+    }
+  }
+  return {};
+}
+
 }  // namespace
 
 int64_t TensorSpec::size_bytes() const {
@@ -102,6 +133,7 @@ Result<CheckpointWriter> CheckpointWriter::create(const std::string& folder, std
   if (::unlink(index.c_str()) != 0 && errno != ENOENT) {
     return fail(Code::invalid_argument, "{}: cannot remove the old index: {}", index, std::strerror(errno));
   }
+  K3_TRY(remove_stale_shards(folder, shards.size()));
   auto impl = std::make_unique<Impl>();
   impl->folder = folder;
   impl->shards = std::move(shards);

@@ -68,10 +68,14 @@ Action action_of(const Source& source, const ParamTensor* known, const Config& c
   return trunk && options.trunk ? trunk_action(source, *known, config, *options.trunk) : Action::pass;
 }
 
-// Of the text model; the loader is as strict. A_log has several released shapes.
-Status check_shape(const Checkpoint& checkpoint, const Source& source, const ParamTensor& known) {
+// Of the text model; the loader is as strict. A_log has several released shapes, I8 alone could mean any scheme.
+Status check_stored(const Checkpoint& checkpoint, const Source& source, const ParamTensor& known, const Config& config) {
   const Component component = known.family->component;
   if (component == Component::vision_tower || component == Component::projector) return {};
+  if (source.info.dtype == DType::i8 && !(config.trunk_int8 && may_be_int8(*known.family, config))) {
+    return fail(Code::corrupt, "{}: tensor '{}' is I8, {}", checkpoint.shard_file(source.info.shard), source.name,
+                config.trunk_int8 ? "which it cannot be" : "but the config has no trunk_quantization");
+  }
   if (known.family->id == ParamId::kda_a_log || source.info.dims == known.dims) return {};
   return fail(Code::corrupt, "{}: tensor '{}' has shape [{}], the config asks for [{}]",
               checkpoint.shard_file(source.info.shard), source.name, fmt::join(source.info.dims, ", "),
@@ -124,7 +128,7 @@ Result<Work> plan(const Checkpoint& checkpoint, const Config& config, const Conv
     const auto row = known.find(name);
     if (row != known.end()) source.identity = row->second;
     source.name = std::move(name);
-    if (row != known.end()) K3_TRY(check_shape(checkpoint, source, row->second));
+    if (row != known.end()) K3_TRY(check_stored(checkpoint, source, row->second, config));
     source.action = action_of(source, row == known.end() ? nullptr : &row->second, config, options);
     if (source.action == Action::quantise && source.info.dims[1] % 32 != 0) {
       return fail(Code::invalid_argument,

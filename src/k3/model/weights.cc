@@ -77,7 +77,19 @@ Status wire_globals(ArenaPlan& plan, const Config& config, WeightSet& set) {
 
 }  // namespace
 
+// Any matrix in 8 bits: a config may say that there are some, and all be BF16.
+static bool stores_int8(const Checkpoint& checkpoint, const Config& config) {
+  bool found = false;
+  for_each_tensor(config, [&](const ParamTensor& tensor) {
+    if (found || tensor.params == 0 || !may_be_int8(*tensor.family, config)) return;
+    const auto info = checkpoint.find(tensor.name);
+    found = info.ok() && info->dtype == DType::i8;
+  });
+  return found;
+}
+
 void resolve_by_tensors(const Checkpoint& checkpoint, Config& config) {
+  if (config.trunk_int8) config.trunk_int8 = stores_int8(checkpoint, config);
   for (int64_t l = 0; l < config.num_hidden_layers; ++l) {
     const auto has = [&](ParamId id) { return checkpoint.contains(param_name(config, id, l, 0)); };
     if (config.is_kda(l)) {

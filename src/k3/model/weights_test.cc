@@ -14,7 +14,7 @@
 #include "k3/model/init.h"
 #include "k3/model/model.h"
 #include "k3/model/params.h"
-#include "k3/model/sequence.h"
+#include "k3/model/run/sequence.h"
 #include "k3/model/summary.h"
 
 namespace k3 {

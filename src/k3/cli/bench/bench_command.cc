@@ -124,7 +124,7 @@ Result<RunnerOptions> Bench::group_options(const BenchCase& first, const std::ve
   compute.policy = first.policy;
   K3_TRY_ASSIGN(RunnerOptions run, runner_options(compute, loaded_.model->config()));
   const int64_t needed = needed_ctx(cases);
-  run.ctx_tokens = compute.ctx_tokens > 0 ? std::max(run.ctx_tokens, needed) : needed;
+  if (compute.ctx_tokens == 0) run.ctx_tokens = needed;
   for (const BenchCase& c : cases) run.sequences = std::max(run.sequences, c.batch);
   return run;
 }
@@ -274,6 +274,10 @@ Status bench_command(const BenchOptions& options) {
   }
   const std::vector<BenchCase> cases = bench_cases(options, available_threads());
   if (cases.empty()) return fail(Code::invalid_argument, "nothing to measure: every length of -p and -n is 0");
+  if (options.compute.ctx_tokens > 0 && options.compute.ctx_tokens < needed_ctx(cases)) {
+    return fail(Code::invalid_argument, "--ctx {} holds less than the {} tokens of the longest test (-d with -p or -n)",
+                options.compute.ctx_tokens, needed_ctx(cases));
+  }
   K3_TRY_ASSIGN(const auto text, quality_text(options));  // before minutes of loading
   ComputeOptions compute = options.compute;
   for (const BenchCase& c : cases) compute.threads = std::max(compute.threads, c.threads);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "k3/base/json_writer.h"
 #include "k3/base/units.h"
 #include "k3/model/params.h"
 #include "k3/model/summary.h"
@@ -282,19 +281,6 @@ std::vector<PlanLine> plan_lines(const MemoryPlan& p) {
   add("program", p.program_bytes, "code, index, heap");
   add("total", p.total_bytes(), fmt::format("of {}", format_bytes(p.limit_bytes)));
   return lines;
-}
-
-std::string plan_json(const MemoryPlan& p) {
-  JsonWriter w;
-  w.begin_object().field("everything_resident", p.everything).field("limit_bytes", p.limit_bytes);
-  w.field("total_bytes", p.total_bytes()).field("trunk_bytes", p.trunk_bytes).field("weight_bytes", p.weight_bytes);
-  w.field("streamed_layers", p.streamed_layers()).field("stream_buffer_bytes", 2 * p.stream_buffer_bytes);
-  w.field("streamed_read_bytes", p.streamed_read_bytes).field("lm_head_bytes", p.lm_head_bytes);
-  w.field("embedding_bytes", p.embedding_bytes).field("expert_slots", p.expert_slots).field("experts", p.experts);
-  w.field("expert_cache_bytes", p.expert_slots * p.expert_slot_bytes).field("state_bytes", p.state_bytes);
-  w.field("latent_bytes", p.latent_bytes).field("scratch_bytes", p.scratch_bytes).field("logits_bytes", p.logits_bytes);
-  w.field("program_bytes", p.program_bytes).field("chunk_tokens", p.chunk_tokens).end_object();
-  return w.text();
 }
 
 }  // namespace k3

@@ -80,6 +80,5 @@ struct PlanLine {
   std::string remark;
 };
 std::vector<PlanLine> plan_lines(const MemoryPlan& plan);
-std::string plan_json(const MemoryPlan& plan);  // one object
 
 }  // namespace k3

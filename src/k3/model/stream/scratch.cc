@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "k3/model/stream/memory_plan.h"
+#include "k3/ops/mla/mla_matrix.h"
 
 namespace k3 {
 namespace {
@@ -30,7 +31,10 @@ int64_t mla_floats(const Config& c, int64_t t, int64_t ctx_tokens, int threads) 
   const int64_t head = (c.qk_nope_head_dim + c.v_head_dim + 16) * (c.kv_lora_rank + 16);
   const int64_t expanded = threads * (head + 128 * (latent + query / heads + c.v_head_dim) +
                                       t * (query / heads + c.v_head_dim + 256));
-  return layer + prepared + std::max(absorbed, expanded);
+  // On any processor: a plan does not depend on where it is made.
+  const ops::MlaDims dims{heads, c.qk_nope_head_dim, c.qk_rope_head_dim, c.v_head_dim, c.kv_lora_rank};
+  const int64_t matrix = ops::mla_matrix_can(dims, ops::Scheme::bf16) ? ops::mla_matrix_scratch(dims, t, threads) : 0;
+  return layer + prepared + std::max({absorbed, expanded, matrix});
 }
 
 int64_t mlp_floats(int64_t t, int64_t input, int64_t width) { return t * (2 * width + std::max(input, width)); }

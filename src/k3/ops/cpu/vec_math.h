@@ -76,6 +76,21 @@ K3_VEC_INLINE typename V::F vec_expm1(typename V::F x) {
   return V::add(sum, sum);
 }
 
+// e^x and e^x - 1 of x <= 0 from one polynomial, both with relative accuracy. Below -104: 0 and -1.
+template <class V>
+struct ExpPair {
+  typename V::F exp, expm1;
+};
+
+template <class V>
+K3_VEC_INLINE ExpPair<V> vec_exp_pair(typename V::F x) {
+  x = V::max(V::set(-104.0F), x);
+  const typename V::F n = V::round(V::mul(x, V::set(vec_detail::kLog2E)));
+  const typename V::F p = vec_detail::expm1_small<V>(vec_detail::reduce<V>(x, n));
+  const typename V::F power = V::scale2(V::set(1.0F), n);
+  return {V::fma(power, p, power), V::fma(power, p, V::sub(power, V::set(1.0F)))};
+}
+
 template <class V>
 K3_VEC_INLINE typename V::F vec_sigmoid(typename V::F x) {
   // e^-|x| never overflows, so the left tail keeps its relative accuracy down to the subnormals.

@@ -22,16 +22,11 @@ K3_VEC_INLINE const uint8_t* row_of(const DotsJob& job, int64_t row) {
   return static_cast<const uint8_t*>(job.w.data) + std::min(row, job.row_end - 1) * scheme_row_bytes(job.w.scheme, job.w.cols);
 }
 
-// Weights stream through once when tokens are few. Rows follow each other in memory, so the place that many bytes on is
-// wanted soon; it is further away than hardware prefetchers look, and they stop at page ends. Asking beyond the end of the
-// data is harmless.
-constexpr int64_t kAheadBytes = 8192;
-
-template <int R>
-K3_VEC_INLINE int64_t bytes_ahead(int64_t row_bytes) {
-  const int64_t tile = R * row_bytes;
-  return (kAheadBytes + tile - 1) / tile * tile;
-}
+// Rows of BF16 numbers are asked for beyond two pages ahead, or it gets in the way of the prefetchers of the hardware. Asking
+// beyond the end of the data is harmless.
+constexpr int64_t kAheadBytes = 10240;
+// Experts are small and lie anywhere: so much of each stream is asked for at its start, and as far ahead from there on.
+constexpr int64_t kMxAheadBytes = 1024;
 
 K3_VEC_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 
@@ -44,22 +39,21 @@ struct MxRows {
   int64_t whole;
   bool tiny = false;
 
-  K3_VEC_INLINE MxRows(const DotsJob& job, int64_t first, int64_t k0, int64_t columns) {
+  K3_VEC_INLINE MxRows(const DotsJob& job, const int64_t* rows, int64_t k0, int64_t columns) {
     whole = std::min(columns, job.w.cols / kMxBlock * kMxBlock - k0);
     K3_UNROLL
     for (int r = 0; r < R; ++r) {
-      const int64_t o = std::min(first + r, job.row_end - 1);
+      const int64_t o = std::min(rows[r], job.row_end - 1);
       row[r].codes = row_of(job, o) + k0 / 2;
       row[r].scales = job.w.scales + o * (job.w.cols / kMxGroup) + k0 / kMxGroup;
-      prefetch(row[r].scales + bytes_ahead<R>(job.w.cols / 2) / 16);  // 16 bytes of codes to a scale
+      prefetch(row[r].scales + kMxAheadBytes / 4);
       tiny |= mx_prepare_scales(row[r].scales, columns / kMxGroup, row[r].deltas);
     }
   }
 };
 
 template <int R, int NT, bool kTiny>
-K3_VEC_INLINE void accumulate_mx(const MxRows<R>& w, int64_t ahead, const uint16_t* const* x, int64_t columns,
-                                 F (*acc)[R]) {
+K3_VEC_INLINE void accumulate_mx(const MxRows<R>& w, const uint16_t* const* x, int64_t columns, F (*acc)[R]) {
   int64_t k = 0;
   for (; k < w.whole; k += kMxBlock) {
     I in[NT][4];
@@ -70,7 +64,7 @@ K3_VEC_INLINE void accumulate_mx(const MxRows<R>& w, int64_t ahead, const uint16
     }
     K3_UNROLL
     for (int r = 0; r < R; ++r) {
-      prefetch(w.row[r].codes + k / 2 + ahead);
+      prefetch(w.row[r].codes + k / 2 + kMxAheadBytes);
       I rows[4];
       mx_block<kTiny>(w.row[r], k, rows);
       K3_UNROLL
@@ -83,7 +77,7 @@ K3_VEC_INLINE void accumulate_mx(const MxRows<R>& w, int64_t ahead, const uint16
   for (; k < columns; k += kMxGroup) {
     K3_UNROLL
     for (int r = 0; r < R; ++r) {
-      prefetch(w.row[r].codes + k / 2 + ahead);
+      prefetch(w.row[r].codes + k / 2 + kMxAheadBytes);
       const I row = mx_stored_group<kTiny>(w.row[r], k);
       K3_UNROLL
       for (int t = 0; t < NT; ++t) acc[t][r] = dot(acc[t][r], row, _mm512_loadu_si512(x[t] + k));
@@ -91,34 +85,45 @@ K3_VEC_INLINE void accumulate_mx(const MxRows<R>& w, int64_t ahead, const uint16
   }
 }
 
-// Rows that are BF16 in memory (`stride` elements apart).
-template <int R, int NT, bool kStream>
-K3_VEC_INLINE void accumulate_bf16(const uint16_t* const* row, int64_t ahead, const uint16_t* const* x, int64_t columns,
-                                   F (*acc)[R]) {
+// 32 columns, or those of the mask, of rows that are BF16 in memory.
+template <int R, int NT>
+K3_VEC_INLINE void step_bf16(const uint16_t* const* row, const uint16_t* const* x, int64_t k, F (*acc)[R]) {
+  I w[R];
+  K3_UNROLL
+  for (int r = 0; r < R; ++r) w[r] = _mm512_loadu_si512(row[r] + k);
+  K3_UNROLL
+  for (int t = 0; t < NT; ++t) {
+    const I in = _mm512_loadu_si512(x[t] + k);
+    K3_UNROLL
+    for (int r = 0; r < R; ++r) acc[t][r] = dot(acc[t][r], w[r], in);
+  }
+}
+
+template <int R, int NT>
+K3_VEC_INLINE void tail_bf16(const uint16_t* const* row, const uint16_t* const* x, int64_t k, int64_t columns, F (*acc)[R]) {
+  const __mmask32 m = static_cast<__mmask32>((uint64_t{1} << (columns - k)) - 1);
+  K3_UNROLL
+  for (int t = 0; t < NT; ++t) {
+    const I in = _mm512_maskz_loadu_epi16(m, x[t] + k);
+    K3_UNROLL
+    for (int r = 0; r < R; ++r) acc[t][r] = dot(acc[t][r], _mm512_maskz_loadu_epi16(m, row[r] + k), in);
+  }
+}
+
+// kAsk > 0: one line in kAsk is asked for ahead.
+template <int R, int NT, int kAsk = 0>
+K3_VEC_INLINE void accumulate_bf16(const uint16_t* const* row, const uint16_t* const* x, int64_t columns, F (*acc)[R]) {
   int64_t k = 0;
-  for (; k + 32 <= columns; k += 32) {
-    I w[R];
-    K3_UNROLL
-    for (int r = 0; r < R; ++r) {
-      w[r] = _mm512_loadu_si512(row[r] + k);
-      if constexpr (kStream) prefetch(row[r] + k + ahead);
-    }
-    K3_UNROLL
-    for (int t = 0; t < NT; ++t) {
-      const I in = _mm512_loadu_si512(x[t] + k);
+  if constexpr (kAsk > 0) {
+    for (; k + 32 * kAsk <= columns; k += 32 * kAsk) {
       K3_UNROLL
-      for (int r = 0; r < R; ++r) acc[t][r] = dot(acc[t][r], w[r], in);
+      for (int r = 0; r < R; ++r) prefetch(reinterpret_cast<const char*>(row[r] + k) + kAheadBytes);
+      K3_UNROLL
+      for (int i = 0; i < kAsk; ++i) step_bf16<R, NT>(row, x, k + 32 * i, acc);
     }
   }
-  if (k < columns) {
-    const __mmask32 m = static_cast<__mmask32>((uint64_t{1} << (columns - k)) - 1);
-    K3_UNROLL
-    for (int t = 0; t < NT; ++t) {
-      const I in = _mm512_maskz_loadu_epi16(m, x[t] + k);
-      K3_UNROLL
-      for (int r = 0; r < R; ++r) acc[t][r] = dot(acc[t][r], _mm512_maskz_loadu_epi16(m, row[r] + k), in);
-    }
-  }
+  for (; k + 32 <= columns; k += 32) step_bf16<R, NT>(row, x, k, acc);
+  if (k < columns) tail_bf16<R, NT>(row, x, k, columns, acc);
 }
 
 template <int R, int NT>
@@ -137,25 +142,6 @@ K3_VEC_INLINE void store_sums(const DotsJob& job, int64_t token, int64_t row, bo
 }
 
 template <int R, int NT>
-void tile_mx(const DotsJob& job, const MxRows<R>& w, int64_t token, int64_t row, int64_t k0, int64_t columns) {
-  F acc[NT][R];
-  const uint16_t* x[NT];
-  K3_UNROLL
-  for (int t = 0; t < NT; ++t) {
-    x[t] = job.x[token + t] + k0;
-    K3_UNROLL
-    for (int r = 0; r < R; ++r) acc[t][r] = _mm512_setzero_ps();
-  }
-  const int64_t ahead = bytes_ahead<R>(job.w.cols / 2);
-  if (w.tiny) {
-    accumulate_mx<R, NT, true>(w, ahead, x, columns, acc);
-  } else {
-    accumulate_mx<R, NT, false>(w, ahead, x, columns, acc);
-  }
-  store_sums<R, NT>(job, token, row, k0 == 0, acc);
-}
-
-template <int R, int NT>
 void tile_bf16(const DotsJob& job, const uint16_t* w, int64_t stride, int64_t last, int64_t token, int64_t row, int64_t k0,
                int64_t columns) {
   F acc[NT][R];
@@ -169,7 +155,7 @@ void tile_bf16(const DotsJob& job, const uint16_t* w, int64_t stride, int64_t la
     K3_UNROLL
     for (int r = 0; r < R; ++r) acc[t][r] = _mm512_setzero_ps();
   }
-  accumulate_bf16<R, NT, false>(rows, 0, x, columns, acc);
+  accumulate_bf16<R, NT>(rows, x, columns, acc);
   store_sums<R, NT>(job, token, row, k0 == 0, acc);
 }
 
@@ -177,61 +163,122 @@ void tile_bf16(const DotsJob& job, const uint16_t* w, int64_t stride, int64_t la
 
 constexpr int64_t kDirectTokens = 4;
 
+K3_VEC_INLINE void add_sum(const DotsJob& job, int64_t token, int64_t row, bool first, float sum) {
+  if (row >= job.row_end) return;
+  float& y = job.y[token][row - job.y_origin];
+  y = first ? sum : y + sum;
+}
+
+// The sums of R rows that lie anywhere: fours of tokens where there are many, else fours of rows.
 template <int R, int NT>
-void direct_mx(const DotsJob& job) {
-  for (int64_t row = job.row_begin; row < job.row_end; row += R) {
-    for (int64_t k0 = 0; k0 < job.w.cols; k0 += kDotsBlock) {
-      const int64_t columns = std::min(kDotsBlock, job.w.cols - k0);
-      const MxRows<R> w(job, row, k0, columns);
-      tile_mx<R, NT>(job, w, 0, row, k0, columns);
+K3_VEC_INLINE void scatter_sums(const DotsJob& job, const int64_t* rows, bool first, F (*acc)[R]) {
+  alignas(16) float s[4];
+  if constexpr (NT > 2) {
+    K3_UNROLL
+    for (int r = 0; r < R; ++r) {
+      _mm_store_ps(s, sums_of_four(acc[0][r], acc[1][r], acc[2][r], acc[NT - 1][r]));
+      K3_UNROLL
+      for (int t = 0; t < NT; ++t) add_sum(job, t, rows[r], first, s[t]);
+    }
+  } else {
+    static_assert(R % 4 == 0);
+    K3_UNROLL
+    for (int t = 0; t < NT; ++t) {
+      K3_UNROLL
+      for (int r = 0; r < R; r += 4) {
+        _mm_store_ps(s, sums_of_four(acc[t][r], acc[t][r + 1], acc[t][r + 2], acc[t][r + 3]));
+        K3_UNROLL
+        for (int i = 0; i < 4; ++i) add_sum(job, t, rows[r + i], first, s[i]);
+      }
     }
   }
 }
 
-// Short rows of one token go one after another, so that memory is read as one stream: half as fast again here as four
-// side by side, whose streams share pages. Wide rows would push x out of the first-level cache, and more tokens need the
-// side-by-side chains to hide the latency of the dots; there the block that comes next is asked for meanwhile.
-constexpr int64_t kLinearColumns = 2 * kDotsBlock;
+// The rows of a job as R streams, each of rows that follow each other in memory. Rows side by side that share pages (2 to
+// 4 KiB apart) are read at two thirds of the speed: the prefetchers of the hardware see one stream a page.
+template <int R>
+struct Streams {
+  int64_t first;
+  int64_t count;  // of each stream but the last, a multiple of `grain`
+
+  Streams(const DotsJob& job, int64_t grain)
+      : first(job.row_begin), count(((job.row_end - job.row_begin + R - 1) / R + grain - 1) / grain * grain) {}
+  K3_VEC_INLINE void rows_at(int64_t i, int64_t* rows) const {
+    K3_UNROLL
+    for (int r = 0; r < R; ++r) rows[r] = first + r * count + i;
+  }
+};
+
+template <int R, int NT>
+K3_VEC_INLINE void start_block(const DotsJob& job, int64_t k0, const uint16_t** x, F (*acc)[R]) {
+  K3_UNROLL
+  for (int t = 0; t < NT; ++t) {
+    x[t] = job.x[t] + k0;
+    K3_UNROLL
+    for (int r = 0; r < R; ++r) acc[t][r] = _mm512_setzero_ps();
+  }
+}
+
+template <int R, int NT>
+void direct_mx(const DotsJob& job) {
+  const Streams<R> streams(job, 1);
+  int64_t rows[R];
+  streams.rows_at(0, rows);
+  for (int r = 0; r < R; ++r) {
+    for (int64_t i = 0; i < kMxAheadBytes; i += 64) prefetch(row_of(job, rows[r]) + i);
+    prefetch(job.w.scales + std::min(rows[r], job.row_end - 1) * (job.w.cols / kMxGroup));
+  }
+  for (int64_t i = 0; i < streams.count; ++i) {
+    streams.rows_at(i, rows);
+    for (int64_t k0 = 0; k0 < job.w.cols; k0 += kDotsBlock) {
+      const int64_t columns = std::min(kDotsBlock, job.w.cols - k0);
+      const MxRows<R> w(job, rows, k0, columns);
+      const uint16_t* x[NT];
+      F acc[NT][R];
+      start_block<R, NT>(job, k0, x, acc);
+      if (w.tiny) {
+        accumulate_mx<R, NT, true>(w, x, columns, acc);
+      } else {
+        accumulate_mx<R, NT, false>(w, x, columns, acc);
+      }
+      scatter_sums<R, NT>(job, rows, k0 == 0, acc);
+    }
+  }
+}
+
+template <int R, int NT, int kAsk>
+void streams_bf16(const DotsJob& job) {
+  // Streams that cross pages at the same time are up to a sixth faster than others: rows until one begins where a page may.
+  const int64_t row_bytes = job.w.cols * 2;
+  const Streams<R> streams(job, 4096 / std::min<int64_t>(4096, row_bytes & -row_bytes));
+  for (int64_t i = 0; i < streams.count; ++i) {
+    int64_t rows[R];
+    streams.rows_at(i, rows);
+    for (int64_t k0 = 0; k0 < job.w.cols; k0 += kDotsBlock) {
+      const uint16_t* w[R];
+      const uint16_t* x[NT];
+      F acc[NT][R];
+      start_block<R, NT>(job, k0, x, acc);
+      K3_UNROLL
+      for (int r = 0; r < R; ++r) w[r] = reinterpret_cast<const uint16_t*>(row_of(job, rows[r])) + k0;
+      accumulate_bf16<R, NT, kAsk>(w, x, std::min(kDotsBlock, job.w.cols - k0), acc);
+      scatter_sums<R, NT>(job, rows, k0 == 0, acc);
+    }
+  }
+}
+
+// Streams and how many lines are asked for ahead, both measured. Where x of several tokens fills the first-level cache, rows
+// share what is read of it from the second, so the more of them the better; registers end at six rows by four tokens. Four
+// tokens on short rows are four chains already, and one stream is the fastest to read.
+constexpr int64_t kShortColumns = 2 * kDotsBlock;
 
 template <int NT>
 void direct_bf16(const DotsJob& job) {
-  const bool linear = NT == 1 && job.w.cols <= kLinearColumns;
-  for (int64_t row = job.row_begin; row < job.row_end; row += 4) {
-    const uint16_t* rows[4];
-    for (int r = 0; r < 4; ++r) rows[r] = reinterpret_cast<const uint16_t*>(row_of(job, row + r));
-    if (linear) {
-      F sums[2][NT][4];
-      for (int r = 0; r < 4; ++r) {
-        for (int64_t k0 = 0; k0 < job.w.cols; k0 += kDotsBlock) {
-          const uint16_t* x = job.x[0] + k0;
-          const uint16_t* w = rows[r] + k0;
-          F acc[1][1] = {{_mm512_setzero_ps()}};
-          accumulate_bf16<1, 1, false>(&w, 0, &x, std::min(kDotsBlock, job.w.cols - k0), acc);
-          sums[k0 / kDotsBlock][0][r] = acc[0][0];
-        }
-      }
-      for (int64_t k0 = 0; k0 < job.w.cols; k0 += kDotsBlock) store_sums<4, NT>(job, 0, row, k0 == 0, sums[k0 / kDotsBlock]);
-      continue;
-    }
-    for (int64_t k0 = 0; k0 < job.w.cols; k0 += kDotsBlock) {
-      const int64_t columns = std::min(kDotsBlock, job.w.cols - k0);
-      // Of short rows the same columns some rows on, of wide ones the next block (a fifth faster than the other way round).
-      const int64_t next_block = k0 + kDotsBlock < job.w.cols ? kDotsBlock : 4 * job.w.cols - k0;
-      const int64_t ahead = job.w.cols <= kLinearColumns ? bytes_ahead<4>(job.w.cols * 2) / 2 : next_block;
-      const uint16_t* x[NT];
-      F acc[NT][4];
-      K3_UNROLL
-      for (int t = 0; t < NT; ++t) {
-        x[t] = job.x[t] + k0;
-        K3_UNROLL
-        for (int r = 0; r < 4; ++r) acc[t][r] = _mm512_setzero_ps();
-      }
-      const uint16_t* w[4];
-      for (int r = 0; r < 4; ++r) w[r] = rows[r] + k0;
-      accumulate_bf16<4, NT, true>(w, ahead, x, columns, acc);
-      store_sums<4, NT>(job, 0, row, k0 == 0, acc);
-    }
-  }
+  const bool wide = job.w.cols > kShortColumns;
+  if constexpr (NT == 1) return streams_bf16<4, NT, 4>(job);
+  if constexpr (NT == 2) return wide ? streams_bf16<8, NT, 2>(job) : streams_bf16<4, NT, 4>(job);
+  if constexpr (NT == 3) return wide ? streams_bf16<6, NT, 2>(job) : streams_bf16<2, NT, 4>(job);
+  if constexpr (NT == 4) return wide ? streams_bf16<6, NT, 2>(job) : streams_bf16<1, NT, 1>(job);
 }
 
 template <int R, int NT>

@@ -1,6 +1,4 @@
-// Purpose:  loops of tiles.h over a tile unit given by macros: K3_TILE_ZERO(i), K3_TILE_LOAD(i, p, stride),
-//           K3_TILE_DOT(c, a, b), K3_TILE_STORE(i, p, stride), K3_TILE_BEGIN(), K3_TILE_END(). Tile numbers must be
-//           literals: the intrinsics make text of them.
+// Purpose:  loops of tiles.h over the macros of tile_unit_amx.h or tile_unit_emulated.h, included before this.
 // Shapes:   tiles are 16 rows of 64 bytes.
 // Units:    strides in bytes.
 // Memory:   tiles.h.
@@ -18,6 +16,7 @@
 #include "k3/ops/cpu/shuffle_avx512.h"
 #include "k3/ops/gemm/i8_words_avx512.h"
 #include "k3/ops/gemm/mx_words_avx512.h"
+#include "k3/ops/gemm/packed.h"
 #include "k3/ops/gemm/tiles.h"
 
 namespace k3::ops {
@@ -236,6 +235,28 @@ inline void run_dense_tiles(const DenseTilesJob& job) {
           dense_block<false>(x, job.x_stride, job.panel, columns, c, 64, k0 == 0);
         }
         exchange(true);
+      }
+    }
+  }
+  K3_TILE_END();
+}
+
+// ---- packed.h ----
+
+// Strips stay in the first-level cache while all rows pass. Rows beyond the last are computed and stored like the others.
+inline void run_packed(const PackedJob& job) {
+  if (job.rows <= 0 || job.columns <= 0) return;
+  K3_TILE_BEGIN();
+  for (int64_t column = 0; column < job.columns; column += kPackedStrip) {
+    const uint16_t* b = job.b + column / kPackedStrip * job.b_strip;
+    for (int64_t row = 0; row < job.rows; row += 32) {
+      float* c = job.c + row * job.c_stride + column;
+      float* const results[4] = {c, c + 16, c + 16 * job.c_stride, c + 16 * job.c_stride + 16};
+      const uint16_t* a = job.a + row * job.a_stride;
+      if (row + kPackedRows < job.rows) {
+        dense_block<true>(a, job.a_stride, b, job.depth, results, job.c_stride * 4, !job.add);
+      } else {
+        dense_block<false>(a, job.a_stride, b, job.depth, results, job.c_stride * 4, !job.add);
       }
     }
   }

@@ -20,6 +20,26 @@ const KdaKernels& kernels(Isa isa) {
   return isa == Isa::avx2 ? kKdaAvx2 : kKdaPortable;
 }
 
+// The two ways of one call, and which run takes which.
+struct Ways {
+  void (*recurrent)(const KdaRun&);
+  void (*chunk)(const KdaRun&);
+  KdaForm form;  // automatic: by the length of a run
+  bool round_each_token;
+};
+
+Ways choose(const Ctx& ctx, const KdaArgs& args) {
+  const KdaKernels& kernel = kernels(ctx.isa);
+  const int64_t dim = args.q.dim(2);
+  Ways ways{kernel.recurrent, kernel.chunk, args.form, ctx.deterministic && args.state_dtype == DType::bf16};
+  if (args.form == KdaForm::automatic && ctx.deterministic) ways.form = KdaForm::recurrent;
+  if (args.form == KdaForm::tiles || (args.form == KdaForm::automatic && kda_on_tiles(ctx, dim))) {
+    K3_CHECK(ctx.isa >= Isa::avx512bf16 && dim % 32 == 0, "kda: tiles on {}, width {}", isa_name(ctx.isa), dim);
+    ways.chunk = ctx.isa >= Isa::amx ? kda_tiles_amx : kda_tiles_emulated;
+  }
+  return ways;
+}
+
 void check_tensor(const Tensor& t, std::initializer_list<int64_t> dims, const char* name) {
   K3_CHECK(t.dtype == DType::f32 && t.contiguous() && t.rank == static_cast<int>(dims.size()) &&
                std::equal(dims.begin(), dims.end(), t.dims.begin()),
@@ -87,11 +107,9 @@ struct HeadState {
   }
 };
 
-void run_head(const KdaArgs& args, const KdaKernels& kernel, bool deterministic, int64_t sequence, int64_t head,
-              float* scratch) {
+void run_head(const KdaArgs& args, const Ways& ways, int64_t sequence, int64_t head, float* scratch) {
   const int64_t heads = args.q.dim(1), dim = args.q.dim(2);
   const HeadState state(args, sequence, head, scratch + kda_scratch_floats(dim));
-  const bool token_by_token = deterministic && args.state_dtype == DType::bf16;
   const int64_t first = args.offsets[static_cast<size_t>(sequence)];
   const int64_t length = args.offsets[static_cast<size_t>(sequence) + 1] - first;
   KdaRun run;
@@ -115,16 +133,16 @@ void run_head(const KdaArgs& args, const KdaKernels& kernel, bool deterministic,
     run.out = args.out.f32() + at;
     run.b = args.b.f32() + (first + done) * heads + head;
     run.tokens = stop - done;
-    if (token_by_token) run.tokens = 1;
-    bool chunk = args.form == KdaForm::chunk;
-    if (args.form == KdaForm::automatic && !deterministic && run.tokens >= kChunkFrom) {
+    if (ways.round_each_token) run.tokens = 1;
+    bool chunk = ways.form == KdaForm::chunk || ways.form == KdaForm::tiles;
+    if (ways.form == KdaForm::automatic && run.tokens >= kChunkFrom) {
       chunk = true;
       const int64_t rest = run.tokens % kKdaChunk;
       if (rest < kChunkFrom) run.tokens -= rest;  // the rest comes in the next round
     }
-    (chunk ? kernel.chunk : kernel.recurrent)(run);
+    (chunk ? ways.chunk : ways.recurrent)(run);
     done += run.tokens;
-    if (token_by_token) state.round();
+    if (ways.round_each_token) state.round();
     for (const KdaExport& e : args.exports) {
       if (e.sequence == sequence && e.tokens == done) state.store(e.state);
     }
@@ -173,9 +191,9 @@ void kda(const Ctx& ctx, const KdaArgs& args) noexcept {
   const Workspace::Scope scope(*ctx.workspace);
   const int64_t scratch_floats = worker_floats(args);
   float* scratch = ctx.workspace->tensor({worker_count(ctx), scratch_floats}).f32();
-  const KdaKernels& kernel = kernels(ctx.isa);
+  const Ways ways = choose(ctx, args);
   run_tasks(ctx, sequences * heads, [&](int worker, int64_t task) {
-    run_head(args, kernel, ctx.deterministic, task / heads, task % heads, scratch + worker * scratch_floats);
+    run_head(args, ways, task / heads, task % heads, scratch + worker * scratch_floats);
   });
 }
 
@@ -198,7 +216,7 @@ void kda_mix(const Ctx& ctx, const KdaMixArgs& args) noexcept {
            args.export_tails.size());
   const int64_t scratch_floats = worker_floats(args.kda);
   float* scratch = ctx.workspace->tensor({worker_count(ctx), scratch_floats}).f32();
-  const KdaKernels& kernel = kernels(ctx.isa);
+  const Ways ways = choose(ctx, args.kda);
   const ConvKernel conv = conv_kernel(ctx.isa);
   const NormRowFn norm = norm_row_fn(ctx.isa);
   const Tensor* inputs[3] = {&args.kda.q, &args.kda.k, &args.kda.v};
@@ -210,7 +228,7 @@ void kda_mix(const Ctx& ctx, const KdaMixArgs& args) noexcept {
     for (size_t part = 0; part < 3; ++part) {
       convolve(args, conv, inputs[part]->reshape({tokens, channels}), sequence, part, begin, begin + dim);
     }
-    run_head(args.kda, kernel, ctx.deterministic, sequence, head, scratch + worker * scratch_floats);
+    run_head(args.kda, ways, sequence, head, scratch + worker * scratch_floats);
     for (int64_t t = first; t < first + count; ++t) {
       norm(args.kda.out.f32() + t * channels + begin, args.norm.f32(), args.gate.row(t) + begin, args.eps, dim,
            args.y.row(t) + begin);

@@ -12,7 +12,9 @@
 // Errors:   K3_CHECK on shapes. Empty sequences leave their state as it is.
 // Source:   model.md 3.3, kernels.md 1-2. q and k are L2-normalised with 1e-6 added to the SUM of squares, q is
 //           scaled by D^-0.5 afterwards; the output is read after the update.
-//           Tolerance against kda_ref (double): norm ratio 1e-5 for out and state, every form (kernels.md 9).
+//           Tolerance against kda_ref (double): norm ratio 1e-5 for out and state (kernels.md 9). Form tiles: 1e-4, twice
+//           the 4.6e-5 by which one product of split operands can be off (kda_tiles_impl.h); measured 8e-6, and 3e-5 for
+//           like keys that stay in memory. kernels.md 9 allows BF16 operands 6e-3, and 2e-2 for such keys.
 //           Form recurrent is one fixed order per token (deterministic); chunk works in 16-token chunks with
 //           the inverse by forward substitution, and for unbounded gates never forms e^{-G}.
 #pragma once
@@ -25,7 +27,14 @@
 
 namespace k3::ops {
 
-enum class KdaForm { automatic, recurrent, chunk };  // automatic: recurrent for short runs or deterministic
+// tiles: the chunk form with its products on BF16 tiles, emulated below amx (slow, for tests); D a multiple of 32, at least
+// avx512bf16. automatic: recurrent for short runs or deterministic, else tiles where kda_on_tiles says so, else chunk.
+enum class KdaForm { automatic, recurrent, chunk, tiles };
+
+// Where automatic takes tiles for its chunks.
+constexpr bool kda_on_tiles(const Ctx& ctx, int64_t dim) {
+  return ctx.isa >= Isa::amx && ctx.policy == Policy::bf16 && !ctx.deterministic && dim % 32 == 0;
+}
 
 struct KdaExport {
   int64_t sequence = 0;

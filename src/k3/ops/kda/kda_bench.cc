@@ -34,8 +34,10 @@ void run(benchmark::State& state, KdaForm form) {
 
 void recurrent(benchmark::State& state) { run(state, KdaForm::recurrent); }
 void chunk(benchmark::State& state) { run(state, KdaForm::chunk); }
+void tiles(benchmark::State& state) { run(state, KdaForm::tiles); }
 
-constexpr int64_t kAvx2 = static_cast<int64_t>(Isa::avx2), kAvx512 = static_cast<int64_t>(Isa::avx512);
+constexpr int64_t kAvx2 = static_cast<int64_t>(Isa::avx2), kAvx512 = static_cast<int64_t>(Isa::avx512),
+                  kAmx = static_cast<int64_t>(Isa::amx);
 const std::vector<std::string> kNames = {"heads", "sequences", "tokens", "threads", "isa"};
 
 // Decode; 16 sequences of 96 heads exceed every cache (100 MB).
@@ -66,6 +68,17 @@ BENCHMARK(chunk)
     ->Unit(benchmark::kMicrosecond)
     ->UseRealTime()
     ->ArgsProduct({{4, 96}, {1}, {512}, {1, 2}, {kAvx2, kAvx512}});
+// Against chunk on AVX-512: k3_ops_bench --benchmark_filter='^(chunk|tiles)/.*isa:[24]'
+BENCHMARK(tiles)
+    ->ArgNames(kNames)
+    ->Unit(benchmark::kMicrosecond)
+    ->UseRealTime()
+    ->ArgsProduct({{16}, {1}, {4, 8, 12, 16}, {1}, {kAmx}});
+BENCHMARK(tiles)
+    ->ArgNames(kNames)
+    ->Unit(benchmark::kMicrosecond)
+    ->UseRealTime()
+    ->ArgsProduct({{4, 96}, {1}, {512}, {1, 2}, {kAmx}});
 
 }  // namespace
 }  // namespace k3::ops

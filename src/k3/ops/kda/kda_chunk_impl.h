@@ -274,21 +274,24 @@ K3_VEC_INLINE void chunk_write_outputs(const KdaPrepared& p, const KdaChunk& c) 
   }
 }
 
+// Rows below the last token read as zero keys and queries (the caller's buffers may hold older tokens there).
+K3_VEC_INLINE KdaPrepared chunk_whole(const KdaPrepared& p, float* kn, float* qn) {
+  KdaPrepared full = p;
+  if (p.tokens == kKdaChunk) return full;
+  for (int64_t i = 0; i < kKdaChunk * p.padded; ++i) {
+    const bool real = i < p.tokens * p.padded;
+    kn[i] = real ? p.kn[i] : 0.0F;
+    qn[i] = real ? p.qn[i] : 0.0F;
+  }
+  full.kn = kn;
+  full.qn = qn;
+  return full;
+}
+
 template <class V>
 void kda_chunk_prepared(const KdaPrepared& p) {
   const KdaChunk c = kda_chunk_scratch(p.scratch, p.padded);
-  // Rows below the last token read as zero keys and queries (the caller's buffers may hold older tokens there).
-  KdaPrepared full = p;
-  if (p.tokens < kKdaChunk) {
-    float *kn = c.v_t, *qn = c.u_t;  // both free until the values are read
-    for (int64_t i = 0; i < kKdaChunk * p.padded; ++i) {
-      const bool real = i < p.tokens * p.padded;
-      kn[i] = real ? p.kn[i] : 0.0F;
-      qn[i] = real ? p.qn[i] : 0.0F;
-    }
-    full.kn = kn;
-    full.qn = qn;
-  }
+  const KdaPrepared full = chunk_whole(p, c.v_t, c.u_t);  // both free until the values are read
   for (int64_t r = 0; r < kKdaChunk; ++r) c.beta[r] = r < p.tokens ? p.beta[r] : 0.0F;
   chunk_factors<V>(full, c);
   chunk_pairs<V>(full, c);

@@ -12,6 +12,7 @@
 namespace k3::ops {
 
 constexpr int64_t kKdaChunk = 16;
+constexpr float kCentredBound = -5.0F;  // half a chunk of such decays is e^-40: it and its inverse are BF16 numbers
 
 struct KdaRun {
   const float* q = nullptr;
@@ -48,6 +49,7 @@ struct KdaPrepared {
   int64_t row_stride = 0;  // of v and out
   float* state = nullptr;
   float* scratch = nullptr;
+  bool centred = false;  // every g is at least kCentredBound
 };
 
 struct KdaKernels {
@@ -58,6 +60,10 @@ struct KdaKernels {
 };
 
 extern const KdaKernels kKdaPortable, kKdaAvx2, kKdaAvx512;
+
+// The chunk form with its products on BF16 tiles; D a multiple of 32. The emulation needs avx512bf16 and is slow.
+void kda_tiles_amx(const KdaRun& run);
+void kda_tiles_emulated(const KdaRun& run);
 
 constexpr int64_t kda_padded(int64_t dim) { return (dim + 15) / 16 * 16; }
 

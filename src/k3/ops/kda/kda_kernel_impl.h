@@ -218,6 +218,7 @@ KdaPrepared kda_prepared(const KdaRun& run, const KdaBlock& block, int64_t first
   p.row_stride = run.row_stride;
   p.state = run.state;
   p.scratch = block.rest;
+  p.centred = run.bounded && run.lower_bound >= kCentredBound;
   return p;
 }
 

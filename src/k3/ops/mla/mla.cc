@@ -6,6 +6,7 @@
 
 #include "k3/ops/cpu/tasks.h"
 #include "k3/ops/mla/mla_kernel.h"
+#include "k3/ops/mla/mla_matrix.h"
 
 namespace k3::ops {
 namespace {
@@ -46,21 +47,6 @@ void check(const MlaArgs& a) {
   }
 }
 
-MlaDims dims_of(const MlaArgs& a) {
-  return {a.q.dim(1), a.nope, a.rope, a.value, a.rank, 1 / std::sqrt(static_cast<float>(a.nope + a.rope))};
-}
-
-// Multiply-adds per head. Absorbed: a (2 rank + rope) pass per pair plus both projections per query token.
-// Expanded: (nope + rope + value) per pair plus the expansion of every cached token.
-bool expansion_pays(const MlaArgs& a, int64_t history, int64_t length) {
-  const double tokens = static_cast<double>(length), cached = static_cast<double>(history + length);
-  const double pairs = tokens * (static_cast<double>(history) + (tokens + 1) / 2);
-  const double projection = static_cast<double>(a.rank * (a.nope + a.value));
-  const double absorbed = pairs * static_cast<double>(2 * a.rank + a.rope) + tokens * projection;
-  const double expanded = pairs * static_cast<double>(a.nope + a.rope + a.value) + cached * projection;
-  return expanded < absorbed;
-}
-
 // A run of consecutive query tokens of one sequence.
 struct Run {
   size_t sequence;
@@ -73,7 +59,7 @@ struct Absorbed {
   const Ctx& ctx;
   const MlaArgs& args;
   const MlaKernels& kernel;
-  MlaDims dims = dims_of(args);
+  MlaDims dims = mla_dims(args);
   int64_t query_row = mla_padded(dims.width());
   int64_t state_row = kMlaStateHead + mla_padded(dims.rank);
 
@@ -237,7 +223,7 @@ void run_absorbed(const Ctx& ctx, const MlaArgs& args, const MlaKernels& kernel,
 }
 
 void run_expanded(const Ctx& ctx, const MlaArgs& args, const MlaKernels& kernel, std::span<const size_t> sequences) {
-  const MlaDims dims = dims_of(args);
+  const MlaDims dims = mla_dims(args);
   std::vector<Run> runs;
   int64_t longest = 0;
   for (const size_t s : sequences) {
@@ -270,23 +256,50 @@ void run_expanded(const Ctx& ctx, const MlaArgs& args, const MlaKernels& kernel,
   });
 }
 
+bool matrix_units(const Ctx& ctx, const MlaArgs& args) {
+  return ctx.policy == Policy::bf16 && !ctx.deterministic && ctx.isa >= Isa::avx512bf16 &&
+         mla_matrix_can(mla_dims(args), args.kv_b.scheme);
+}
+
 }  // namespace
+
+MlaDims mla_dims(const MlaArgs& a) {
+  return {a.q.dim(1), a.nope, a.rope, a.value, a.rank, 1 / std::sqrt(static_cast<float>(a.nope + a.rope))};
+}
+
+bool mla_expansion_pays(const MlaDims& d, int64_t history, int64_t length, const MlaExpandRate& rate) {
+  const auto tokens = static_cast<double>(length);
+  const auto cached = static_cast<double>(ceil_div(history + length, rate.strip) * rate.strip);
+  const double pairs = tokens * (static_cast<double>(history) + (tokens + 1) / 2);
+  const double projection = static_cast<double>(d.rank * (d.nope + d.value));
+  const double absorbed = pairs * static_cast<double>(2 * d.rank + d.rope) + tokens * projection;
+  const double expanded = pairs * static_cast<double>(d.key() + d.value) + cached * projection;
+  return length > 1 && expanded < absorbed * rate.speed;
+}
 
 void mla(const Ctx& ctx, const MlaArgs& args) noexcept {
   check(args);
   if (args.q.size() == 0) return;
   K3_CHECK(ctx.workspace != nullptr, "mla needs a workspace");
+  const bool matrix = matrix_units(ctx, args);
+  const MlaExpandRate& rate = !matrix ? kMlaRowsRate : ctx.isa >= Isa::amx ? kMlaTilesRate : kMlaDotsRate;
   std::vector<size_t> absorbed, expanded;
   for (size_t s = 0; s < args.caches.size(); ++s) {
     const int64_t length = args.offsets[s + 1] - args.offsets[s];
     if (length == 0) continue;
-    const bool expand = args.form == MlaForm::expanded || (args.form == MlaForm::automatic && !ctx.deterministic &&
-                                                           length > 1 && expansion_pays(args, args.history[s], length));
+    const bool expand =
+        args.form == MlaForm::expanded || (args.form == MlaForm::automatic && !ctx.deterministic &&
+                                           mla_expansion_pays(mla_dims(args), args.history[s], length, rate));
     (expand ? expanded : absorbed).push_back(s);
   }
   const MlaKernels& kernel = kernels(ctx.isa);
   if (!absorbed.empty()) run_absorbed(ctx, args, kernel, absorbed);
-  if (!expanded.empty()) run_expanded(ctx, args, kernel, expanded);
+  if (expanded.empty()) return;
+  if (matrix) {
+    mla_run_matrix(ctx, args, ctx.isa >= Isa::amx ? packed_amx : packed_avx512bf16, expanded);
+  } else {
+    run_expanded(ctx, args, kernel, expanded);
+  }
 }
 
 }  // namespace k3::ops

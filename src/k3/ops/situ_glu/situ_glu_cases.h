@@ -21,7 +21,8 @@ struct GluCase {
 inline const std::vector<GluCase> kGluCases = {{0, 4},  {1, 1},    {1, 5},    {2, 15},   {3, 16},   {2, 17},
                                                {1, 33}, {2, 1023}, {3, 1025}, {1, 3072}, {2, 6144}, {1, 33792}};
 
-inline const std::vector<Glu> kGluKinds = {
-    {GluKind::silu, 1.0F, {}}, {GluKind::situ, 4.0F, 25.0F}, {GluKind::situ, 4.0F, {}}, {GluKind::situ, 1.0F, 3.0F}};
+inline const std::vector<Glu> kGluKinds = {{GluKind::silu, 1.0F, {}}, {GluKind::situ, 4.0F, 25.0F},
+                                           {GluKind::situ, 4.0F, {}}, {GluKind::situ, 1.0F, 3.0F},
+                                           {GluKind::situ, 2.5F, {}}, {GluKind::situ, -4.0F, -3.0F}};
 
 }  // namespace k3::ops

@@ -1,7 +1,7 @@
 #include "k3/format/chat/constants/chat_constants.h"
 
 #include "k3/base/file.h"
-#include "k3/base/sha256.h"
+#include "k3/base/hash/sha256.h"
 #include "k3/format/chat/constants/python_literals.h"
 #include "k3/format/json/json_tree.h"
 

@@ -7,7 +7,7 @@
 #include <set>
 
 #include "k3/base/file.h"
-#include "k3/base/sha256.h"
+#include "k3/base/hash/sha256.h"
 #include "k3/format/chat/chat_test_util.h"
 #include "k3/format/chat/constants/python_literals.h"
 

@@ -1,5 +1,5 @@
 // The example vectors of FIPS 180-4 and every padding length around a block border.
-#include "k3/base/sha256.h"
+#include "k3/base/hash/sha256.h"
 
 #include <gtest/gtest.h>
 

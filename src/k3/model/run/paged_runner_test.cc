@@ -1,5 +1,5 @@
 // A model on pages against the same model on its own caches, and checkpoints that are written inside the pass.
-#include "k3/model/paged_runner.h"
+#include "k3/model/run/paged_runner.h"
 
 #include <gtest/gtest.h>
 

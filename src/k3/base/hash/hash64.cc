@@ -1,4 +1,4 @@
-#include "k3/base/hash.h"
+#include "k3/base/hash/hash64.h"
 
 #include <xxhash.h>
 

@@ -1,4 +1,4 @@
-#include "k3/base/sha256.h"
+#include "k3/base/hash/sha256.h"
 
 #include <array>
 #include <bit>

@@ -1,4 +1,4 @@
-#include "k3/model/sequence.h"
+#include "k3/model/run/sequence.h"
 
 #include <algorithm>
 #include <cstring>

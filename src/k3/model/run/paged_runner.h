@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "k3/format/config.h"
-#include "k3/model/stepper.h"
+#include "k3/model/run/stepper.h"
 
 namespace k3 {
 

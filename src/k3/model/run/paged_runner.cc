@@ -1,4 +1,4 @@
-#include "k3/model/paged_runner.h"
+#include "k3/model/run/paged_runner.h"
 
 #include <algorithm>
 

@@ -11,7 +11,7 @@
 
 #include <random>
 
-#include "k3/engine/engine_test_util.h"
+#include "k3/engine/tiny_model_test.h"
 
 namespace k3::test {
 

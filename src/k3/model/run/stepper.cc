@@ -1,4 +1,4 @@
-#include "k3/model/stepper.h"
+#include "k3/model/run/stepper.h"
 
 #include <limits>
 #include <mutex>

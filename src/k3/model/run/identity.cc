@@ -1,4 +1,4 @@
-#include "k3/model/identity.h"
+#include "k3/model/run/identity.h"
 
 #include <fmt/format.h>
 #include <sys/stat.h>
@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "k3/base/file.h"
-#include "k3/base/sha256.h"
+#include "k3/base/hash/sha256.h"
 
 namespace k3 {
 
