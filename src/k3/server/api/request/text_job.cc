@@ -1,0 +1,124 @@
+#include "k3/server/api/request/jobs.h"
+
+namespace k3::server {
+namespace {
+
+constexpr size_t kMostPrompts = 64;
+
+// Text is a [BOS] and ordinary tokens unless the request says otherwise.
+Result<std::vector<int32_t>> encode_text(const Context& context, const JsonNode& root, std::string_view text) {
+  bool add_specials = true, parse_specials = false;
+  K3_TRY(Fields(root).flag("add_special_tokens", add_specials));
+  K3_TRY(Fields(root).flag("parse_special", parse_specials));
+  std::vector<int32_t> ids;
+  if (const auto bos = context.tokenizer->special("[BOS]"); add_specials && bos) ids.push_back(*bos);
+  if (parse_specials) {
+    K3_TRY(context.tokenizer->encode_with_specials(text, ids));
+  } else {
+    K3_TRY(context.tokenizer->encode(text, ids));
+  }
+  return ids;
+}
+
+Result<std::vector<int32_t>> ids_of(const JsonNode& array, int64_t vocab, const std::string& path) {
+  std::vector<int32_t> ids;
+  for (size_t i = 0; i < array.items.size(); ++i) {
+    const auto id = json_integer(array.items[i]);
+    if (!id || *id < 0 || *id >= vocab)
+      return fail(Code::invalid_argument, "{}[{}]: no token id of 0..{}", path, i, vocab - 1);
+    ids.push_back(static_cast<int32_t>(*id));
+  }
+  return ids;
+}
+
+// A string, an array of strings, an array of ids, or an array of arrays of ids.
+Result<std::vector<std::vector<int32_t>>> parse_prompts(const Context& context, const JsonNode& root) {
+  const JsonNode* prompt = root.find_set("prompt");
+  if (prompt == nullptr) return fail(Code::invalid_argument, "prompt: is missing");
+  const int64_t vocab = context.card.vocab;
+  std::vector<std::vector<int32_t>> out;
+  if (prompt->is_string()) {
+    K3_TRY_ASSIGN(std::vector<int32_t> ids, encode_text(context, root, prompt->text));
+    out.push_back(std::move(ids));
+  } else if (!prompt->is_array()) {
+    return fail(Code::invalid_argument, "prompt: must be a string or an array, not {}", json_kind_name(prompt->kind));
+  } else if (!prompt->items.empty() && prompt->items[0].is_number()) {
+    K3_TRY_ASSIGN(std::vector<int32_t> ids, ids_of(*prompt, vocab, "prompt"));
+    out.push_back(std::move(ids));
+  } else {
+    if (prompt->items.size() > kMostPrompts) return fail(Code::invalid_argument, "prompt: at most {} prompts", kMostPrompts);
+    for (size_t i = 0; i < prompt->items.size(); ++i) {
+      const JsonNode& item = prompt->items[i];
+      const std::string path = fmt::format("prompt[{}]", i);
+      if (!item.is_string() && !item.is_array())
+        return fail(Code::invalid_argument, "{}: must be a string or an array of ids", path);
+      K3_TRY_ASSIGN(std::vector<int32_t> ids,
+                    item.is_string() ? encode_text(context, root, item.text) : ids_of(item, vocab, path));
+      out.push_back(std::move(ids));
+    }
+  }
+  if (out.empty()) return fail(Code::invalid_argument, "prompt: is empty");
+  for (const auto& ids : out) {
+    if (ids.empty()) return fail(Code::invalid_argument, "prompt: is empty");
+  }
+  return out;
+}
+
+Status check_rest(const JsonNode& root, const Generation& generation) {
+  if (const JsonNode* suffix = root.find_set("suffix");
+      suffix != nullptr && !(suffix->is_string() && suffix->text.empty())) {
+    return fail(Code::invalid_argument, "suffix: is not supported");
+  }
+  int64_t best_of = generation.choices;
+  K3_TRY(Fields(root).integer("best_of", best_of, 1, 128));
+  if (best_of < generation.choices)
+    return fail(Code::invalid_argument, "best_of: {} is less than n {}", best_of, generation.choices);
+  if (best_of > generation.choices) return fail(Code::invalid_argument, "best_of: more than n is not supported");
+  bool echo = false;
+  return Fields(root).flag("echo", echo);
+}
+
+}  // namespace
+
+bool text_job_echoes(const JsonNode& root) {
+  const JsonNode* echo = root.find_set("echo");
+  return echo != nullptr && echo->is_boolean() && echo->flag;
+}
+
+Outcome<AnswerJob> text_job(const Context& context, const JsonNode& root) {
+  auto generation = parse_generation(root, Route::text, context);
+  if (!generation.ok()) return generation.error();
+  if (!is_served(context, generation->model)) return model_not_found(generation->model);
+  if (auto status = check_rest(root, *generation); !status.ok()) return status.error();
+  auto prompts = parse_prompts(context, root);
+  if (!prompts.ok()) return prompts.error();
+
+  AnswerJob job;
+  job.generation = *generation;
+  job.keep_prompts = text_job_echoes(root);
+  for (std::vector<int32_t>& ids : *prompts) {
+    const auto length = static_cast<int64_t>(ids.size());
+    if (length + 1 > context.card.ctx_tokens) {
+      ApiError error = context_exceeded(length, context.card.ctx_tokens);
+      error.param = "prompt";
+      return error;
+    }
+    Request request = engine_request(context, *generation);
+    request.stop_ids = context.text_stop_ids;
+    request.stop_ids.insert(request.stop_ids.end(), generation->stop_token_ids.begin(), generation->stop_token_ids.end());
+    request.prompt_logprobs = job.keep_prompts && generation->logprobs >= 0;
+    request.prompt = std::move(ids);
+    job.requests.push_back(std::move(request));
+    for (int64_t c = 0; c < generation->choices; ++c) {
+      job.choices.emplace_back(*context.tokenizer, std::nullopt, false,
+                               ChoiceOptions{.stops = generation->stops,
+                                             .logprobs = generation->logprobs >= 0,
+                                             .ignore_eos = generation->ignore_eos,
+                                             .skip_specials = generation->skip_special_tokens,
+                                             .keep = !generation->stream});
+    }
+  }
+  return job;
+}
+
+}  // namespace k3::server

@@ -1,0 +1,261 @@
+// The table of routes, and what is decided before a body is read: CORS, key, route, method, content type, draining.
+#include "k3/server/api/service.h"
+
+#include <algorithm>
+#include <array>
+
+#include "k3/base/log.h"
+#include "k3/server/api/routes/routes.h"
+#include "k3/server/web/assets.h"
+
+namespace k3::server {
+namespace {
+
+struct RouteEntry {
+  std::string_view method, path;  // a path that ends with '/' takes one more part
+  void (*handler)(Call);
+  bool generates = false;  // refused while draining
+  bool open = false;       // no key needed
+  Envelope envelope = Envelope::openai;
+};
+
+// Every route is also served without its /v1.
+constexpr std::array kRoutes = {
+    RouteEntry{"POST", "/v1/chat/completions", chat_completions, true},
+    RouteEntry{"POST", "/v1/completions", text_completions, true},
+    RouteEntry{"POST", "/v1/responses", responses, true},
+    RouteEntry{"POST", "/v1/messages", anthropic_messages, true, false, Envelope::anthropic},
+    RouteEntry{"POST", "/v1/messages/count_tokens", anthropic_count_tokens, false, false, Envelope::anthropic},
+    RouteEntry{"POST", "/v1/embeddings", embeddings},
+    RouteEntry{"GET", "/v1/models", list_models},
+    RouteEntry{"GET", "/v1/models/", one_model},
+    RouteEntry{"POST", "/v1/tokenize", tokenize},
+    RouteEntry{"POST", "/v1/detokenize", detokenize},
+    RouteEntry{"POST", "/v1/apply-template", apply_template},
+    RouteEntry{"GET", "/v1/props", props},
+    RouteEntry{"GET", "/v1/slots", list_slots},
+    RouteEntry{"POST", "/v1/slots/", slot_action},
+    RouteEntry{"POST", "/v1/reset_prefix_cache", reset_prefix_cache},
+    RouteEntry{"GET", "/v1/health", health, false, true},
+    RouteEntry{"GET", "/v1/metrics", metrics, false, true},
+    RouteEntry{"GET", "/v1/version", version},
+};
+
+bool path_fits(const RouteEntry& route, std::string_view path, std::string& rest) {
+  constexpr std::string_view kBase = "/v1";
+  std::string_view full = route.path;
+  if (!path.starts_with("/v1/")) full.remove_prefix(kBase.size());
+  if (!full.ends_with('/')) return path == full;
+  if (!path.starts_with(full) || path.size() == full.size()) return false;
+  rest = path.substr(full.size());
+  return true;
+}
+
+struct Found {
+  const RouteEntry* route = nullptr;
+  std::string rest, allowed;  // allowed: methods of the path, when the method is the only thing wrong
+};
+
+Found find_route(const http::RequestHead& head) {
+  const std::string_view method = head.method == "HEAD" ? "GET" : std::string_view(head.method);
+  Found found;
+  for (const RouteEntry& route : kRoutes) {
+    std::string rest;
+    if (!path_fits(route, head.path, rest)) continue;
+    if (route.method == method) {
+      found.route = &route;
+      found.rest = std::move(rest);
+      return found;
+    }
+    found.allowed += (found.allowed.empty() ? "" : ", ") + std::string(route.method);
+  }
+  return found;
+}
+
+// The time taken depends on the length of the key alone.
+bool same_key(std::string_view given, std::string_view key) {
+  if (key.empty()) return false;
+  uint8_t different = given.size() == key.size() ? 0 : 1;
+  for (size_t i = 0; i < key.size(); ++i) {
+    const char c = given.empty() ? '\0' : given[i % given.size()];
+    different = static_cast<uint8_t>(different | (static_cast<uint8_t>(c) ^ static_cast<uint8_t>(key[i])));
+  }
+  return different == 0;
+}
+
+bool has_key(const http::RequestHead& head, const std::vector<std::string>& keys) {
+  std::string_view given = head.header("x-api-key");
+  const std::string_view authorization = head.header("authorization");
+  constexpr std::string_view kBearer = "bearer ";
+  if (authorization.size() > kBearer.size()) {
+    std::string scheme(authorization.substr(0, kBearer.size()));
+    std::transform(scheme.begin(), scheme.end(), scheme.begin(), [](char c) { return c >= 'A' && c <= 'Z' ? c + 32 : c; });
+    if (scheme == kBearer) given = authorization.substr(kBearer.size());
+  }
+  bool found = false;
+  for (const std::string& key : keys) found = same_key(given, key) || found;
+  return found;
+}
+
+bool origin_allowed(std::string_view origin, std::string_view rule) {
+  if (origin.empty() || rule.empty()) return false;
+  if (rule == "*" || rule == origin) return true;
+  if (rule != "localhost") return false;
+  const size_t scheme = origin.find("://");
+  if (scheme == std::string_view::npos) return false;
+  std::string_view host = origin.substr(scheme + 3);
+  if (const size_t colon = host.rfind(':'); colon != std::string_view::npos && !host.ends_with(']'))
+    host = host.substr(0, colon);
+  return host == "localhost" || host == "127.0.0.1" || host == "[::1]";
+}
+
+bool is_json(std::string_view content_type) {
+  std::string type(content_type.substr(0, content_type.find(';')));
+  while (!type.empty() && type.back() == ' ') type.pop_back();
+  std::transform(type.begin(), type.end(), type.begin(), [](char c) { return c >= 'A' && c <= 'Z' ? c + 32 : c; });
+  return type == "application/json";
+}
+
+}  // namespace
+
+struct Service::Impl : std::enable_shared_from_this<Service::Impl> {
+  std::shared_ptr<Context> context;
+  std::atomic<bool> draining{false};
+  std::unique_ptr<http::Server> server;
+  std::atomic<http::Server*> live{nullptr};  // server, while requests may ask it something
+
+  http::Gate gate(const http::RequestHead& head) const;
+  std::optional<ApiError> refuse(const http::RequestHead& head, const Found& found) const;
+  void handle(http::Request request, std::shared_ptr<http::Exchange> exchange) const;
+};
+
+std::optional<ApiError> Service::Impl::refuse(const http::RequestHead& head, const Found& found) const {
+  const auto& keys = context->options.api_keys;
+  const bool open = found.route != nullptr && found.route->open;
+  if (!keys.empty() && !open && !has_key(head, keys)) {
+    return status_error(401, "no valid API key: send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'");
+  }
+  if (found.route == nullptr && found.allowed.empty())
+    return status_error(404, fmt::format("there is no route {} {}", head.method, head.path));
+  if (found.route == nullptr) return status_error(405, fmt::format("{} takes {}", head.path, found.allowed));
+  if (draining && found.route->generates) {
+    ApiError error = status_error(503, "the server is stopping");
+    error.retry_after_seconds = 1;
+    return error;
+  }
+  if (head.method != "POST") return std::nullopt;
+  if (!head.content_length && !head.chunked) return status_error(411, "a POST needs a Content-Length");
+  const bool empty = !head.chunked && head.content_length == uint64_t{0};
+  if (!empty && !is_json(head.header("content-type"))) return status_error(415, "the body must be application/json");
+  return std::nullopt;
+}
+
+http::Gate Service::Impl::gate(const http::RequestHead& head) const {
+  http::Gate gate;
+  const std::string_view origin = head.header("origin");
+  const bool cors = origin_allowed(origin, context->options.cors);
+  if (cors) {
+    const bool any = context->options.cors == "*";
+    gate.headers.push_back({"Access-Control-Allow-Origin", any ? "*" : std::string(origin)});
+    gate.headers.push_back(
+        {"Access-Control-Expose-Headers", "x-request-id, X-Msh-Usage-Prompt-Tokens, X-Msh-Usage-Cached-Tokens"});
+    if (!any) gate.headers.push_back({"Vary", "Origin"});
+  }
+  if (head.method == "OPTIONS") {
+    if (cors) {
+      gate.headers.push_back({"Access-Control-Allow-Methods", "GET, POST, OPTIONS"});
+      const std::string_view asked = head.header("access-control-request-headers");
+      gate.headers.push_back(
+          {"Access-Control-Allow-Headers", asked.empty() ? "authorization, content-type, x-api-key" : std::string(asked)});
+      gate.headers.push_back({"Access-Control-Max-Age", "600"});
+    }
+    gate.headers.push_back({"Allow", "GET, POST, OPTIONS"});
+    gate.response = http::Response{.status = 204};
+    return gate;
+  }
+  const Found found = find_route(head);
+  if (found.route == nullptr && found.allowed.empty()) {
+    // The page itself needs no key: it asks for one.
+    if (const web::Asset* asset = web::find_asset(head.path)) {
+      if (head.method == "GET" || head.method == "HEAD") {
+        gate.response = http::Response{.content_type = std::string(asset->content_type),
+                                       .headers = {{"Cache-Control", "no-cache"},
+                                                   {"Content-Security-Policy", std::string(web::kContentSecurityPolicy)},
+                                                   {"X-Content-Type-Options", "nosniff"}},
+                                       .body = std::string(asset->bytes)};
+        return gate;
+      }
+    }
+  }
+  if (const auto error = refuse(head, found)) {
+    const bool anthropic = head.path.starts_with("/v1/messages") || head.path.starts_with("/messages");
+    gate.response = error_response(*error, anthropic ? Envelope::anthropic : Envelope::openai);
+    if (error->status == 405) gate.response->headers.push_back({"Allow", found.allowed});
+  }
+  return gate;
+}
+
+void Service::Impl::handle(http::Request request, std::shared_ptr<http::Exchange> exchange) const {
+  Found found = find_route(request.head);
+  Call call{context, std::move(request), std::move(exchange), std::move(found.rest)};
+  const auto kept = call.exchange;
+  const Envelope envelope = found.route->envelope;
+  try {
+    found.route->handler(std::move(call));
+  } catch (const std::bad_alloc&) {
+    kept->respond(error_response(status_error(503, "the server is out of memory"), envelope));
+  } catch (const std::exception& e) {
+    log_line(LogLevel::error, fmt::format("a route threw: {}", e.what()));
+    kept->respond(error_response(status_error(500, "internal error"), envelope));
+  }
+}
+
+Service::Service(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Service::~Service() {
+  impl_->live = nullptr;
+  impl_->server.reset();
+}
+
+Result<std::unique_ptr<Service>> Service::start(Context context, http::Options http) {
+  auto impl = std::make_shared<Impl>();
+  impl->context = std::make_shared<Context>(std::move(context));
+  Impl* raw = impl.get();  // its server ends before it
+  http.gate = [raw](const http::RequestHead& head) { return raw->gate(head); };
+  http.handler = [raw](http::Request request, std::shared_ptr<http::Exchange> exchange) {
+    raw->handle(std::move(request), std::move(exchange));
+  };
+  http.error_body = [](int status, std::string_view message) {
+    return error_json(status_error(status, std::string(message)));
+  };
+  impl->context->http_stats = [raw] {
+    const http::Server* server = raw->live;
+    return server != nullptr ? server->stats() : http::ServerStats{};
+  };
+  http.on_answered = [raw](const http::RequestHead& head, int status, double seconds) {
+    // Requests that generate have a line of their own, with more in it.
+    const Found found = find_route(head);
+    const bool told = found.route != nullptr && found.route->generates && (status == 200 || status == 499);
+    if (told || !raw->context->log || (found.route != nullptr && found.route->open)) return;
+    raw->context->log(fmt::format("{} {} {} {} {:.1f} ms", head.request_id.empty() ? "-" : head.request_id,
+                                  head.method.empty() ? "-" : head.method, head.path.substr(0, 200), status, seconds * 1e3));
+  };
+  K3_TRY_ASSIGN(impl->server, http::Server::start(std::move(http)));
+  impl->live = impl->server.get();
+  return std::unique_ptr<Service>(new Service(std::move(impl)));
+}
+
+uint16_t Service::port() const { return impl_->server->port(); }
+
+void Service::drain() {
+  impl_->draining = true;
+  impl_->context->engine.drain();
+  impl_->server->drain();
+}
+
+void Service::interrupt() { impl_->context->answers->interrupt_all(); }
+
+bool Service::drained() const { return impl_->context->engine.drained() && impl_->server->stats().exchanges == 0; }
+
+http::ServerStats Service::http_stats() const { return impl_->server->stats(); }
+
+}  // namespace k3::server
