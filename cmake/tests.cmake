@@ -50,6 +50,12 @@ if(TARGET k3)
   set_tests_properties(oracle_numpy PROPERTIES LABELS golden TIMEOUT 900)
 endif()
 
+if(TARGET k3)
+  # Other people's clients against the server; exit code 77: the packages are not there.
+  add_test(NAME clients COMMAND ${K3_PYTHON} ${CMAKE_SOURCE_DIR}/tests/e2e/clients_test.py $<TARGET_FILE:k3> ${CMAKE_SOURCE_DIR}/models/k3-mini)
+  set_tests_properties(clients PROPERTIES LABELS e2e TIMEOUT 900 SKIP_RETURN_CODE 77)
+endif()
+
 # Random texts under the masks of the committed schemas, judged by an independent validator.
 add_executable(k3_grammar_walk tests/e2e/grammar_walk.cc)
 target_link_libraries(k3_grammar_walk PRIVATE k3_format k3::dep::fmt)

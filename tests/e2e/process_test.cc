@@ -11,7 +11,7 @@ using testing::HasSubstr;
 using testing::Not;
 using testing::StartsWith;
 
-const std::vector<std::string> kCommands = {"run",    "chat",       "inspect", "tokenize", "detokenize", "render",
+const std::vector<std::string> kCommands = {"run",    "chat",       "serve",   "inspect", "tokenize", "detokenize", "render",
                                             "logits", "perplexity", "init",    "convert",  "bench"};
 
 TEST(Help, EveryCommandTeaches) {
@@ -25,7 +25,7 @@ TEST(Help, EveryCommandTeaches) {
     EXPECT_EQ(count_of(help, "\x1b"), 0u);
   }
   EXPECT_THAT(all, HasSubstr("Exit codes"));
-  for (const char* command : {"run", "chat", "logits", "perplexity", "bench"}) {
+  for (const char* command : {"run", "chat", "serve", "logits", "perplexity", "bench"}) {
     const std::string help = k3_ok({command, "--help"});
     for (const char* option : {"--threads", "--policy", "--cpu-isa", "--ctx", "--deterministic"}) {
       EXPECT_THAT(help, HasSubstr(option)) << command;
@@ -79,6 +79,7 @@ TEST(ExitCodes, ErrorsGoToStderrInOneLine) {
        std::vector<std::vector<std::string>>{{"inspect", "/nowhere"},
                                              {"run", "/nowhere", "-p", "x"},
                                              {"chat", "/nowhere"},
+                                             {"serve", "/nowhere"},
                                              {"tokenize", "/nowhere", "x"},
                                              {"render", "/nowhere", "-"},
                                              {"bench", "/nowhere"},

@@ -18,6 +18,7 @@
 #include "k3/cli/common.h"
 #include "k3/cli/exit_codes.h"
 #include "k3/cli/loadgen/loadgen_options.h"
+#include "k3/cli/serve/serve_options.h"
 #include "k3/cli/version.h"
 #include "k3/ops/cpu/isa.h"
 
@@ -116,6 +117,7 @@ void add_thinking(CLI::App& app, ThinkOptions& o) {
 void add_json(CLI::App& app, bool& json) { app.add_flag("--json", json, "Print JSON for programs"); }
 
 struct AllOptions {
+  ServeOptions serve;
   RunOptions run;
   ChatOptions chat;
   InspectOptions inspect;
@@ -163,6 +165,14 @@ void add_use_commands(CLI::App& app, AllOptions& o, Status& status) {
   add_sampling(*chat, o.chat.sampling);
   add_compute(*chat, o.chat.compute);
   bind(chat, status, o.chat, chat_command);
+}
+
+void add_serve_command(CLI::App& app, AllOptions& o, Status& status) {
+  CLI::App* serve = app.add_subcommand("serve", "Serve a model over HTTP: OpenAI and Anthropic APIs, a page at /")->group("Use a model");
+  add_model(*serve, o.serve.model);
+  add_serve_options(*serve, o.serve);
+  add_compute(*serve, o.serve.compute);
+  bind(serve, status, o.serve, serve_command);
 }
 
 void add_look_commands(CLI::App& app, AllOptions& o, Status& status) {
@@ -405,6 +415,7 @@ int cli_main(int argc, const char* const* argv) {
   Status status;
   add_use_commands(app, options, status);
   add_loadgen_command(app, options.loadgen, status);
+  add_serve_command(app, options, status);
   add_look_commands(app, options, status);
   add_bench_command(app, options, status);
   add_make_commands(app, options, status);

@@ -1,0 +1,42 @@
+// The options of `k3 serve`.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "k3/base/result.h"
+#include "k3/cli/options.h"
+
+namespace CLI {
+class App;
+}
+
+namespace k3::cli {
+
+struct ServeOptions {
+  std::string model;
+  std::string host = "127.0.0.1";
+  int port = 8080;
+  std::vector<std::string> names;  // of the model; empty: its folder's
+  std::string api_key_file, cors, param_policy = "open", metrics_compat = "none", max_body = "64MiB";
+  bool strict_tools = false, developer = false, quiet = false;
+  double drain_seconds = 30;
+
+  std::string schedule = "fcfs", slot_save_path;
+  int64_t max_running = 32, max_queued = 256;
+  double deadline_seconds = 0;
+
+  std::string pool_bytes, host_bytes, disk_bytes, disk_folder;  // "": the engine's
+  int64_t block_tokens = 0;
+  std::string state_dtype = "f32", conv_dtype = "f32", latent_dtype = "f32";
+  std::vector<std::string> checkpoints = {"end", "turns", "second"};
+  bool no_prefix_cache = false;
+  ComputeOptions compute;
+};
+
+// All but the model and the options of every command that computes.
+void add_serve_options(CLI::App& app, ServeOptions& options);
+Status serve_command(const ServeOptions& options);
+
+}  // namespace k3::cli
