@@ -68,6 +68,12 @@ else()
   set_tests_properties(schema_walk PROPERTIES LABELS e2e TIMEOUT 900)
 endif()
 
+if(TARGET k3)
+  # The built-in page in a headless browser; exit code 77: no chromium, chromium-driver or selenium.
+  add_test(NAME web_page COMMAND ${K3_PYTHON} ${CMAKE_SOURCE_DIR}/tests/e2e/web_test.py $<TARGET_FILE:k3> ${CMAKE_SOURCE_DIR}/models/k3-mini)
+  set_tests_properties(web_page PROPERTIES LABELS e2e TIMEOUT 900 SKIP_RETURN_CODE 77)
+endif()
+
 # Fuzz corpora are replayed through a plain main() by every compiler; the libFuzzer build is the `fuzz` preset.
 include(${CMAKE_SOURCE_DIR}/cmake/fuzz_targets.cmake)
 k3_fuzz_replay_tests()

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Installs the Debian packages that k3 needs, by group: build, fuzz. Does nothing when all are there.
+# Installs the Debian packages that k3 needs, by group: build, fuzz, web (a browser for the test of the built-in page). Does nothing when all are there.
 set -eu
 
 packages=""
@@ -9,6 +9,7 @@ for group in "$@"; do
       nlohmann-json3-dev libcli11-dev libxxhash-dev libzstd-dev libpcre2-dev libedit-dev liburing-dev
       libboost1.81-dev prometheus-cpp-dev liblmdb-dev
       libgtest-dev libgmock-dev librapidcheck-dev libbenchmark-dev python3 python3-venv git" ;;
+    web) packages="$packages chromium chromium-driver" ;;
     fuzz) packages="$packages clang libfuzzer-14-dev libclang-rt-14-dev" ;;
     *) echo "install_packages.sh: unknown group $group" >&2; exit 2 ;;
   esac

@@ -181,7 +181,8 @@ http::Gate Service::Impl::gate(const http::RequestHead& head) const {
         gate.response = http::Response{.content_type = std::string(asset->content_type),
                                        .headers = {{"Cache-Control", "no-cache"},
                                                    {"Content-Security-Policy", std::string(web::kContentSecurityPolicy)},
-                                                   {"X-Content-Type-Options", "nosniff"}},
+                                                   {"X-Content-Type-Options", "nosniff"},
+                                                   {"Referrer-Policy", "no-referrer"}},
                                        .body = std::string(asset->bytes)};
         return gate;
       }
