@@ -9,28 +9,22 @@ import pathlib
 import random
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 import unittest
 import urllib.request
 
-BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 try:
-    from selenium import webdriver
-    from selenium.common.exceptions import StaleElementReferenceException
-    from selenium.webdriver.common.keys import Keys
+    from web_page import Keys, PageTest, frames
 except ImportError as error:
     print(f"skipped: {error} (make test installs it)")
     sys.exit(77)
-if not BROWSER or not DRIVER:
+if not shutil.which("chromium") or not shutil.which("chromedriver"):
     print("skipped: no chromium or no chromedriver (tools/install_packages.sh web)")
     sys.exit(77)
 
-PROGRAM, MODEL = sys.argv[1], sys.argv[2]
-PATIENCE = 60  # seconds; a limit for what must happen, not a measure
+PageTest.program, PageTest.model = sys.argv[1], sys.argv[2]
 
 MARKDOWN = """Use **NumPy** and `cumsum`, *not* a loop:
 
@@ -59,195 +53,14 @@ Last line
 and one more, **unclosed and `open"""
 
 
-class Server:
-    """k3 serve on a free port."""
-
-    def __init__(self, *options):
-        self.process = subprocess.Popen([PROGRAM, "serve", MODEL, "--port", "0", "-t", "1", "--ctx", "2048", *options],
-                                        stderr=subprocess.PIPE, text=True)
-        self.lines, self.url = [], None
-        ready = threading.Event()
-
-        def read():
-            for line in self.process.stderr:
-                self.lines.append(line)
-                found = re.search(r"listening on (http://\S+)", line)
-                if found:
-                    self.url = found[1]
-                    ready.set()
-            ready.set()
-
-        self.reader = threading.Thread(target=read, daemon=True)
-        self.reader.start()
-        ready.wait(120)
-        if self.url is None:
-            self.stop()
-            raise RuntimeError("the server did not start:\n" + "".join(self.lines))
-
-    def gauge(self, name):
-        with urllib.request.urlopen(self.url + "/metrics", timeout=30) as answer:
-            return float(re.search(rf"^{re.escape(name)} (\S+)$", answer.read().decode(), re.M)[1])
-
-    def stop(self):
-        self.process.terminate()
-        try:
-            self.process.wait(60)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-        self.reader.join(10)
-        self.process.stderr.close()
-
-
-def start_browser():
-    options = webdriver.ChromeOptions()
-    options.binary_location = BROWSER
-    for flag in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--window-size=1280,900"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-    driver.set_script_timeout(PATIENCE)
-    return driver
-
-
-# In the page: every chat request is noted; it may be changed, or answered by the given text in pieces of the given bytes.
-HOOK = """
-window.asked = [];
-window.polls = 0;
-const real = window.fetch;
-window.fetch = async (path, options) => {
-  if (String(path).includes('metrics')) {
-    ++window.polls;
-    if (window.metrics_fail) throw new TypeError('cut');
-  }
-  if (!String(path).includes('chat/completions')) return real(path, options);
-  window.asked.push(JSON.parse(options.body));
-  if (window.canned === undefined) return real(path, {...options, body: JSON.stringify({...JSON.parse(options.body), ...window.extra})});
-  const {status, headers, text, size} = window.canned;
-  const bytes = new TextEncoder().encode(text);
-  const body = new ReadableStream({async start(sink) {
-    for (let at = 0; at < bytes.length; at += size) {
-      sink.enqueue(bytes.slice(at, at + size));
-      if (window.pause && at % window.pause === 0) await new Promise((go) => setTimeout(go, 15));
-    }
-    if (window.canned.lost) setTimeout(() => sink.error(new TypeError('lost')), 50);  // an error drops what was not read yet
-    else sink.close();
-  }});
-  return new Response(body, {status, headers});
-};
-"""
-
-
-def frames(*deltas, finish="stop", done=True):
-    def frame(**choice):
-        return "data: " + json.dumps({"object": "chat.completion.chunk", "choices": [{"index": 0, **choice}]}) + "\n\n"
-    usage = {"prompt_tokens": 1234, "completion_tokens": len(deltas), "total_tokens": 1234 + len(deltas),
-             "prompt_tokens_details": {"cached_tokens": 1024}, "completion_tokens_details": {"reasoning_tokens": 0}}
-    text = frame(delta={"role": "assistant", "content": ""}) + "".join(frame(delta=delta) for delta in deltas)
-    if finish:
-        text += frame(delta={}, finish_reason=finish, usage=usage)
-    return text + ("data: [DONE]\n\n" if done else "")
-
-
-class PageTest(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.server = Server("--quiet")
-        cls.addClassCleanup(cls.server.stop)
-        cls.driver = start_browser()
-        cls.addClassCleanup(cls.driver.quit)
-
-    def setUp(self):
-        self.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
-        self.driver.get(self.server.url + "/version")  # of the same origin, without the page's script
-        self.js("sessionStorage.clear(); localStorage.clear();")
-        self.driver.get_log("browser")
-        self.open()
-
-    def tearDown(self):
-        bad = [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] == "SEVERE"]
-        self.assertEqual([line for line in bad if "status of 4" not in line], [])  # such as what the policy forbids
-
-    def open(self, url=None):
-        self.driver.get((url or self.server.url) + "/")
-        self.until(lambda: self.text("#model") or self.find("#messages .error"))
-        self.js(HOOK)
-
-    # Shorthands
-
-    def js(self, script, *arguments):
-        return self.driver.execute_script(script, *arguments)
-
-    def module(self, name, script, *arguments):
-        """Runs script with the exports of a module of the page in m."""
-        answer = self.driver.execute_async_script(
-            "const done = arguments[arguments.length - 1]; const given = [...arguments].slice(0, -1);"
-            f"import('/{name}').then((m) => {{ {script} }}).then(done, (e) => done('threw: ' + e));", *arguments)
-        if isinstance(answer, str) and answer.startswith("threw: "):
-            self.fail(answer)
-        return answer
-
-    def find(self, selector):
-        found = self.driver.find_elements("css selector", selector)
-        return found[-1] if found else None
-
-    def text(self, selector):
-        return self.js("const n = [...document.querySelectorAll(arguments[0])].at(-1); return n ? n.textContent : ''", selector)
-
-    def click(self, selector):
-        self.find(selector).click()
-
-    def until(self, true):
-        end = time.monotonic() + PATIENCE
-        while True:
-            try:
-                value = true()
-            except StaleElementReferenceException:
-                value = None
-            if value:
-                return value
-            if time.monotonic() > end:
-                self.fail("this did not happen in time: " + self.text("main")[-400:])
-            time.sleep(0.02)
-
-    def say(self, text):
-        self.find("#input").send_keys(text, Keys.ENTER)
-
-    def busy(self):
-        return self.find("#stop").is_displayed()
-
-    def settle(self):
-        self.until(lambda: not self.busy())
-
-    def can(self, text, status=200, size=7, **more):
-        headers = {"Content-Type": "text/event-stream" if status == 200 else "application/json", **more.pop("headers", {})}
-        self.js("window.canned = arguments[0]", {"status": status, "headers": headers, "text": text, "size": size, **more})
-
-    def chat(self, text, answer):
-        """One turn with a canned answer."""
-        self.can(answer)
-        self.say(text)
-        self.settle()
-
-    def phone(self, width=390):
-        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {
-            "width": width, "height": 844, "deviceScaleFactor": 2, "mobile": True})
-
-    def assert_no_sideways_scroll(self, what):
-        width, view = self.js("return [document.documentElement.scrollWidth, window.innerWidth]")
-        self.assertLessEqual(width, view, what)
-        wide = self.js("return [...document.querySelectorAll('header *, main *, #side *')].filter((n) => !n.closest('pre, .unseen') && "
-                       "n.getBoundingClientRect().right > innerWidth + 0.5).map((n) => n.tagName + '.' + n.className)")
-        self.assertEqual(wide, [], what)
-
-
 class Chat(PageTest):
     """Against the model."""
 
     def test_answer_streams_in(self):
         self.js("window.extra = {max_tokens: 100, temperature: 0}")
-        self.js("""window.lengths = new Set(); new MutationObserver(() => {
-          window.lengths.add(document.querySelector('.answer')?.textContent.length); }).observe(document.body, {childList: true, subtree: true});""")
+        self.js("""window.lengths = new Set();
+          const note = () => window.lengths.add(document.querySelector('.answer')?.textContent.length);
+          new MutationObserver(note).observe(document.body, {childList: true, subtree: true});""")
         self.say("Tell me a story about a ship.")
         self.settle()
         self.assertGreater(self.js("return window.lengths.size"), 3)
@@ -296,16 +109,22 @@ class Chat(PageTest):
         self.until(lambda: self.text("#m-done") not in ("", "-"))
         done, generated = int(self.text("#m-done").replace(",", "")), self.server.gauge("k3:generated_tokens_total")
         self.js("window.extra = {ignore_eos: true, max_tokens: 1500}")
-        self.say("Tell me a very long story.")
-        self.until(lambda: self.text("#m-running") == "1")
-        self.until(lambda: float(self.text("#m-rate").replace(",", "")) > 0)
+
+        def while_answering(true):
+            if not self.busy():
+                self.click("#new")
+                self.say("Tell me a very long story.")
+            return true()
+
+        self.until(lambda: while_answering(lambda: self.text("#m-running") == "1"))
+        self.until(lambda: while_answering(lambda: float(self.text("#m-rate").replace(",", "")) > 0))
         self.until(lambda: "L" in self.js("return document.querySelector('#spark .line').getAttribute('d')"))
         self.assertRegex(self.text("#pool-mla .numbers"), r"[1-9]\d* in use")
         self.assertRegex(self.text("#pool-kda .numbers"), r"[1-9]\d* in use")
         self.assertGreater(self.js("return document.querySelector('#pool-kda .running').getBoundingClientRect().width"), 0)
         self.assertRegex(self.text("#m-pages"), r"\d+ of \d+ free")
         self.settle()
-        self.until(lambda: int(self.text("#m-done").replace(",", "")) == done + 1)
+        self.until(lambda: int(self.text("#m-done").replace(",", "")) > done)
         self.assertGreaterEqual(self.server.gauge("k3:generated_tokens_total"), generated + 1500)
         limits = sum(int(self.text(f"#m-by-{kind}")) for kind in ("mla", "kda", "none"))
         self.assertGreater(limits, 0)
@@ -333,7 +152,8 @@ class Page(PageTest):
         self.assertEqual(nameless, [])
 
     def test_reasoning_then_answer(self):
-        deltas = [{"reasoning_content": "First äö🙂 "}, {"reasoning_content": "second."}, {"reasoning_content": ""}, {"content": "Four "}, {"content": "日本."}]
+        deltas = [{"reasoning_content": "First äö🙂 "}, {"reasoning_content": "second."}, {"reasoning_content": ""},
+                  {"content": "Four "}, {"content": "日本."}]
         self.js("window.pause = 40")
         self.can(frames(*deltas), size=1)  # cut inside code points, too
         self.say("2 + 2?")
@@ -350,7 +170,8 @@ class Page(PageTest):
 
     def test_markup_stays_text(self):
         evil = "<img src=x onerror=\"window.hit=1\"> <script>window.hit=1</script> <svg onload=window.hit=1>"
-        self.chat(evil, frames({"reasoning_content": evil}, {"content": f"{evil}\n\n# {evil}\n\n- **{evil}**\n- `{evil}`\n\n```{evil}\n{evil}\n```"}))
+        answer = f"{evil}\n\n# {evil}\n\n- **{evil}**\n- `{evil}`\n\n```{evil}\n{evil}\n```"
+        self.chat(evil, frames({"reasoning_content": evil}, {"content": answer}))
         self.assertIn(evil, self.text(".user .text"))
         self.assertIn(evil, self.text(".reasoning .text"))
         self.assertGreaterEqual(self.text(".answer").count(evil), 5)
@@ -363,7 +184,10 @@ class Page(PageTest):
         self.assertIsNone(self.find("#messages img, #messages script, #messages [onload]"))
 
     def test_markdown(self):
-        html = self.module("markdown.js", "const d = document.createElement('div'); new m.MarkdownView(d).update(given[0]); return d.innerHTML", MARKDOWN)
+        html = self.module("markdown.js", """
+          const d = document.createElement('div');
+          new m.MarkdownView(d).update(given[0]);
+          return d.innerHTML;""", MARKDOWN)
         html = re.sub(r"<button.*?</button>", "", html)
         for part in ("<strong>NumPy</strong>", "<code>cumsum</code>", "<em>not</em>", "# &lt;b&gt;no markup&lt;/b&gt;\n</code></pre>",
                      "<h3>Steps</h3>", "<li>sum<ul><li>once</li><li>over <strong>all</strong></li></ul></li>", "<code>indented</code>",
@@ -382,7 +206,7 @@ class Page(PageTest):
             new m.MarkdownView(whole).update(text);
             const view = new m.MarkdownView(grown);
             for (let i = 0; i <= text.length; ++i) view.update(text.slice(0, i));
-            return html(whole) !== html(grown) || whole.textContent.length === 0 && text.trim() === 'a';
+            return html(whole) !== html(grown);
           });""", texts)
         self.assertEqual(wrong, [], f"seed {seed}")
 
@@ -435,7 +259,8 @@ class Page(PageTest):
 
     def test_the_server_takes_the_settings(self):
         self.click("#show-settings")
-        for name, value in {"temperature": "0.5", "top_p": "0.9", "top_k": "40", "min_p": "0.05", "max_tokens": "5", "seed": "5"}.items():
+        values = {"temperature": "0.5", "top_p": "0.9", "top_k": "40", "min_p": "0.05", "max_tokens": "5", "seed": "5"}
+        for name, value in values.items():
             self.find(f"[name={name}]").send_keys(value)
         self.find("[name=stop]").send_keys("END")
         self.find("[name=thinking]").send_keys("on")
@@ -541,18 +366,20 @@ class Page(PageTest):
         self.assertFalse(self.find("#jump").is_displayed())
 
     def test_many_frames_few_redraws(self):
-        self.js("""window.changes = 0; new MutationObserver(() => ++window.changes).observe(document.querySelector('#messages'), {childList: true, subtree: true});""")
+        self.js("""window.changes = 0; new MutationObserver(() => ++window.changes).observe(
+          document.querySelector('#messages'), {childList: true, subtree: true});""")
         text = frames(*[{"content": f"word{i} "} for i in range(3000)])
         self.can(text, size=len(text))
         self.say("Hi")
         self.settle()
         self.assertTrue(self.text(".answer").endswith("word2999 "), self.text(".answer")[-40:])
-        self.assertLess(self.js("return window.changes"), 300)
+        self.assertLess(self.js("return window.changes"), 30)
 
     def test_live_panel_rests(self):
         polls = lambda: self.js("return window.polls")
         self.until(lambda: polls() >= 2)
-        hide = "Object.defineProperty(document, 'visibilityState', {configurable: true, value: arguments[0]}); document.dispatchEvent(new Event('visibilitychange'));"
+        hide = """Object.defineProperty(document, 'visibilityState', {configurable: true, value: arguments[0]});
+          document.dispatchEvent(new Event('visibilitychange'));"""
         self.js(hide, "hidden")
         before = polls()
         time.sleep(2.5)
@@ -573,7 +400,8 @@ class Page(PageTest):
             self.phone(width)
             self.open()
             self.assert_no_sideways_scroll("idle")
-            self.chat("w" * 200, frames({"reasoning_content": "r" * 200}, {"content": MARKDOWN + "\n\n" + "x" * 300 + "\n\n```\n" + "y " * 200 + "\n```"}))
+            long = MARKDOWN + "\n\n" + "x" * 300 + "\n\n```\n" + "y " * 200 + "\n```"
+            self.chat("w" * 200, frames({"reasoning_content": "r" * 200}, {"content": long}))
             self.assert_no_sideways_scroll("chat")
             for name in ("live", "settings"):
                 self.assertFalse(self.find("#" + name).is_displayed())
@@ -608,10 +436,7 @@ class Key(PageTest):
         cls.addClassCleanup(folder.cleanup)
         keys = pathlib.Path(folder.name, "keys.txt")
         keys.write_text("right-key\n")
-        cls.server = Server("--quiet", "--api-key-file", str(keys))
-        cls.addClassCleanup(cls.server.stop)
-        cls.driver = start_browser()
-        cls.addClassCleanup(cls.driver.quit)
+        cls.start("--api-key-file", str(keys))
 
     def test_key(self):
         self.assertIn("API key", self.text("#messages .error"))
@@ -635,6 +460,6 @@ class Key(PageTest):
         self.assertEqual(len(self.driver.find_elements("css selector", ".answer")), 2)
 
 
-del PageTest
+del PageTest  # the loader would take it for a test
 if __name__ == "__main__":
     unittest.main(argv=sys.argv[:1] + sys.argv[3:], verbosity=2)

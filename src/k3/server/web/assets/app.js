@@ -1,5 +1,5 @@
 // Starts the page of k3 serve: the message field here, the rest in the modules beside this one.
-import {$} from './dom.js';
+import {$, focus_input} from './dom.js';
 import {is_send} from './messages.js';
 import {send, start_chat, stop} from './chat.js';
 import {start_settings} from './settings.js';
@@ -33,4 +33,4 @@ start_side();
 start_settings();
 start_chat();
 fit_input();
-$('input').focus();
+focus_input();

@@ -1,5 +1,5 @@
 // The conversation: its state, what is asked of the server, and what the page shows of it.
-import {$, el, keep, kept, number} from './dom.js';
+import {$, el, focus_input, keep, kept, number} from './dom.js';
 import {AnswerView, UserView, error_node} from './messages.js';
 import {read_settings, request_settings, show_defaults, write_settings} from './settings.js';
 import {show_side} from './side.js';
@@ -286,7 +286,7 @@ export function start_chat() {
   $('jump').addEventListener('click', scroll_to_end);
   $('new').addEventListener('click', () => {
     replace_chat(state.system, []);
-    $('input').focus();
+    focus_input();
   });
   $('system').addEventListener('input', () => {
     state.system = $('system').value;

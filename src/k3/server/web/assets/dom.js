@@ -2,6 +2,11 @@
 
 export const $ = (id) => document.getElementById(id);
 
+// Not on touch screens, where the keyboard would cover half of the page.
+export function focus_input() {
+  if (matchMedia('(pointer: fine)').matches) $('input').focus();
+}
+
 export function el(tag, attributes = {}, ...children) {
   const node = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
