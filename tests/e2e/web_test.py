@@ -211,7 +211,7 @@ class Page(PageTest):
         self.assertEqual(wrong, [], f"seed {seed}")
 
     def test_events_cut_anywhere(self):
-        stream = ': note\r\ndata: {"a": 1}\r\n\r\nevent: x\ndata:two\ndata: lines\n\ndata: äö🙂\r\rid: 4\n\ndata: cut'
+        stream = ': note\r\ndata: {"a": 1}\r\n\r\nevent: x\ndata:two\r\ndata: lines\n\ndata: äö🙂\r\rid: 4\n\ndata: cut'
         seen = self.module("stream.js", """
           const out = new Set();
           for (let i = 0; i <= given[0].length; ++i) for (let j = i; j <= given[0].length; ++j) {
