@@ -17,7 +17,7 @@ namespace k3::ops {
 
 struct PagedKv {
   void* base = nullptr;
-  DType dtype = DType::f32;  // f32 or bf16
+  DType dtype = DType::f32;  // f32, bf16 or f8_e4m3
   int64_t width = 0;         // kv_lora_rank + qk_rope_head_dim
   int64_t page_tokens = 0;
   int64_t page_stride = 0;  // elements from page to page
@@ -29,6 +29,8 @@ struct PagedKv {
   }
   float* row_f32(int64_t token) const { return static_cast<float*>(base) + row_offset(token); }
   uint16_t* row_bf16(int64_t token) const { return static_cast<uint16_t*>(base) + row_offset(token); }
+  uint8_t* row_f8(int64_t token) const { return static_cast<uint8_t*>(base) + row_offset(token); }
+  void* row(int64_t token) const { return static_cast<std::byte*>(base) + row_offset(token) * dtype_bytes(dtype); }
 };
 
 struct StateSlots {

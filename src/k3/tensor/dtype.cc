@@ -73,6 +73,18 @@ float f8_e4m3_to_float(uint8_t bits) {
   return sign * std::ldexp(static_cast<float>(8 + mantissa), exponent - 10);
 }
 
+uint8_t float_to_f8_e4m3(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value), magnitude = bits & 0x7FFFFFFF;
+  const auto sign = static_cast<uint8_t>(bits >> 24 & 0x80);
+  if (magnitude > 0x7F800000) return static_cast<uint8_t>(sign | 0x7F);
+  const float size = std::bit_cast<float>(magnitude);
+  if (size >= 448) return static_cast<uint8_t>(sign | 0x7E);
+  if (size < 0x1p-6F) return static_cast<uint8_t>(sign | static_cast<uint8_t>(std::nearbyint(size * 0x1p9F)));
+  const uint32_t rounded = magnitude + 0x7FFFF + (magnitude >> 20 & 1);  // three bits of mantissa stay
+  const uint32_t code = (rounded >> 20) - (120U << 3);
+  return static_cast<uint8_t>(sign | (code > 0x7E ? 0x7E : code));
+}
+
 void convert_to_float(const void* source, DType dtype, int64_t count, float* out) {
   if (count == 0) return;  // empty tensors may have null data
   switch (dtype) {
@@ -110,6 +122,9 @@ void convert_from_float(const float* source, DType dtype, int64_t count, void* o
   } else if (dtype == DType::f16) {
     auto* to = static_cast<uint16_t*>(out);
     for (int64_t i = 0; i < count; ++i) to[i] = float_to_f16(source[i]);
+  } else if (dtype == DType::f8_e4m3) {
+    auto* to = static_cast<uint8_t*>(out);
+    for (int64_t i = 0; i < count; ++i) to[i] = float_to_f8_e4m3(source[i]);
   } else {
     K3_CHECK(false, "convert_from_float to {}", dtype_name(dtype));
   }

@@ -42,10 +42,11 @@ float f16_to_float(uint16_t bits);
 uint16_t float_to_f16(float value);  // round to nearest even, overflow to infinity
 
 float f8_e4m3_to_float(uint8_t bits);  // no infinities; 0x7F and 0xFF are NaN
+uint8_t float_to_f8_e4m3(float value);  // round to nearest even; beyond 448 (infinities too): 448; NaN stays NaN
 
 // Converts count elements of a floating dtype (f32, bf16, f16, f8_e4m3) to float.
 void convert_to_float(const void* source, DType dtype, int64_t count, float* out);
-// Converts floats to f32, bf16 or f16.
+// Converts floats to f32, bf16, f16 or f8_e4m3.
 void convert_from_float(const float* source, DType dtype, int64_t count, void* out);
 
 }  // namespace k3

@@ -8,6 +8,27 @@
 namespace k3 {
 namespace {
 
+TEST(DType, F8E4m3RoundTripAndRounding) {
+  for (int code = 0; code < 256; ++code) {
+    const auto bits = static_cast<uint8_t>(code);
+    const float value = f8_e4m3_to_float(bits);
+    if (std::isnan(value)) {
+      EXPECT_EQ(float_to_f8_e4m3(value) & 0x7F, 0x7F);
+      continue;
+    }
+    EXPECT_EQ(float_to_f8_e4m3(value), bits) << code;
+    // Between two neighbours: nearest, ties to the even code.
+    if ((code & 0x7F) >= 0x7E) continue;
+    const float next = f8_e4m3_to_float(static_cast<uint8_t>(code + 1)), middle = (value + next) / 2;
+    EXPECT_EQ(float_to_f8_e4m3(middle), code % 2 == 0 ? code : code + 1) << code;
+    EXPECT_EQ(float_to_f8_e4m3(std::nextafter(middle, value)), code) << code;
+    EXPECT_EQ(float_to_f8_e4m3(std::nextafter(middle, next)), code + 1) << code;
+  }
+  EXPECT_EQ(float_to_f8_e4m3(1e9F), 0x7E);
+  EXPECT_EQ(float_to_f8_e4m3(-std::numeric_limits<float>::infinity()), 0xFE);
+  EXPECT_EQ(float_to_f8_e4m3(460.0F), 0x7E);
+}
+
 TEST(DType, F16RoundTripsEveryPattern) {
   for (uint32_t bits = 0; bits < 0x10000; ++bits) {
     const float value = f16_to_float(static_cast<uint16_t>(bits));

@@ -16,6 +16,10 @@ void append_row(const float* kv, const float* weight, float eps, int64_t rank, c
     float* row = cache.row_f32(position);
     for (int64_t i = 0; i < rank; ++i) row[i] = kv[i] * factor * weight[i];
     std::memcpy(row + rank, kv + rank, static_cast<size_t>(cache.width - rank) * sizeof(float));
+  } else if (cache.dtype == DType::f8_e4m3) {
+    uint8_t* row = cache.row_f8(position);
+    for (int64_t i = 0; i < rank; ++i) row[i] = float_to_f8_e4m3(kv[i] * factor * weight[i]);
+    for (int64_t i = rank; i < cache.width; ++i) row[i] = float_to_f8_e4m3(kv[i]);
   } else {
     uint16_t* row = cache.row_bf16(position);
     for (int64_t i = 0; i < rank; ++i) row[i] = float_to_bf16(kv[i] * factor * weight[i]);
@@ -38,7 +42,7 @@ void latent_append(const Ctx& ctx, const Tensor& kv, const Tensor& norm_weight, 
     const int64_t tokens = offsets[s + 1] - offsets[s];
     if (tokens == 0) continue;
     K3_CHECK(tokens > 0 && history[s] >= 0, "latent_append: {} tokens after {}", tokens, history[s]);
-    K3_CHECK(cache.width == kv.dim(1) && (cache.dtype == DType::f32 || cache.dtype == DType::bf16),
+    K3_CHECK(cache.width == kv.dim(1) && (cache.dtype == DType::f32 || cache.dtype == DType::bf16 || cache.dtype == DType::f8_e4m3),
              "latent_append: cache of width {} and dtype {}", cache.width, dtype_name(cache.dtype));
     constexpr int64_t kTaskTokens = 16;
     run_tasks(ctx, (tokens + kTaskTokens - 1) / kTaskTokens, [&](int, int64_t task) {

@@ -42,7 +42,7 @@ void check(const MlaArgs& a) {
   for (size_t s = 0; s < a.caches.size(); ++s) {
     if (a.offsets[s] == a.offsets[s + 1]) continue;
     K3_CHECK(a.history[s] >= 0 && a.caches[s].width == a.rank + a.rope &&
-                 (a.caches[s].dtype == DType::f32 || a.caches[s].dtype == DType::bf16),
+                 (a.caches[s].dtype == DType::f32 || a.caches[s].dtype == DType::bf16 || a.caches[s].dtype == DType::f8_e4m3),
              "mla: cache of width {} and dtype {}", a.caches[s].width, dtype_name(a.caches[s].dtype));
   }
 }

@@ -115,6 +115,8 @@ struct MlaData {
           const float x = rows[static_cast<size_t>(t * width() + i)];
           if (shape.cache == DType::f32) {
             caches[s].row_f32(t)[i] = x;
+          } else if (shape.cache == DType::f8_e4m3) {
+            caches[s].row_f8(t)[i] = float_to_f8_e4m3(x);
           } else {
             caches[s].row_bf16(t)[i] = float_to_bf16(x);
           }

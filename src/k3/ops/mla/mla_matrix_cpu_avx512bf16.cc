@@ -121,23 +121,31 @@ K3_VEC_INLINE float weights(float* scores, int64_t columns, int64_t visible, flo
 }  // namespace
 
 void mla_pack_strip(const PagedKv& cache, int64_t first, int64_t count, uint16_t* out) noexcept {
-  const bool half_size = cache.dtype == DType::bf16;
+  // E4M3 is exact in BF16.
+  const auto load = [&](const void* row, int64_t k) {
+    if (cache.dtype == DType::bf16) return _mm512_loadu_si512(static_cast<const uint16_t*>(row) + k);
+    if (cache.dtype == DType::f32) return round32(static_cast<const float*>(row) + k);
+    const auto* bytes = static_cast<const uint8_t*>(row) + k;
+    const I bits = _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(bytes)));
+    const I size = _mm512_and_si512(bits, _mm512_set1_epi16(0x7F));
+    const I normal = _mm512_add_epi16(_mm512_slli_epi16(size, 4), _mm512_set1_epi16(120 << 7));
+    const I table = _mm512_castsi128_si512(_mm_setr_epi16(0, 0x3B00, 0x3B80, 0x3BC0, 0x3C00, 0x3C20, 0x3C40, 0x3C60));  // n 2^-9
+    const I small = _mm512_permutexvar_epi16(size, table);
+    I value = _mm512_mask_mov_epi16(normal, _mm512_cmplt_epu16_mask(size, _mm512_set1_epi16(8)), small);
+    value = _mm512_mask_mov_epi16(value, _mm512_cmpeq_epi16_mask(size, _mm512_set1_epi16(0x7F)), _mm512_set1_epi16(0x7FC0));
+    return _mm512_or_si512(value, _mm512_slli_epi16(_mm512_and_si512(bits, _mm512_set1_epi16(0x80)), 8));
+  };
   for (int64_t half = 0; half < 2; ++half) {
     const int64_t begin = first + 16 * half;
     const void* rows[16];
     for (int64_t t = 0; t < 16; ++t) {
-      rows[t] = 16 * half + t >= count ? nullptr
-                : half_size            ? static_cast<const void*>(cache.row_bf16(begin + t))
-                                       : static_cast<const void*>(cache.row_f32(begin + t));
+      rows[t] = 16 * half + t >= count ? nullptr : cache.row(begin + t);
     }
     for (int64_t k = 0; k < cache.width; k += 32) {
       alignas(64) uint16_t square[16 * 32];
       for (int64_t t = 0; t < 16; ++t) {
         I row = _mm512_setzero_si512();
-        if (rows[t] != nullptr) {
-          row = half_size ? _mm512_loadu_si512(static_cast<const uint16_t*>(rows[t]) + k)
-                          : round32(static_cast<const float*>(rows[t]) + k);
-        }
+        if (rows[t] != nullptr) row = load(rows[t], k);
         _mm512_store_si512(square + 32 * t, row);
       }
       store_pairs(square, out + k / 32 * kPackedBlock + half * 512);

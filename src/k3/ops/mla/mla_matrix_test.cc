@@ -84,7 +84,7 @@ class MlaMatrixTest : public testing::Test {
 TEST_F(MlaMatrixTest, ShapesAndCaches) {
   for (MlaCase c :
        {kSmall, kK3, MlaCase{.heads = 3, .nope = 64, .rope = 0, .value = 32, .rank = 32, .scheme = Scheme::bf16}}) {
-    for (const DType cache : {DType::f32, DType::bf16}) {
+    for (const DType cache : {DType::f32, DType::bf16, DType::f8_e4m3}) {
       c.cache = cache;
       c.lengths = {70};
       c.history = {45};

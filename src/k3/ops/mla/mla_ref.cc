@@ -14,6 +14,7 @@ double weight_at(const Weight& w, int64_t row, int64_t column) {
 }
 
 double latent_at(const PagedKv& cache, int64_t token, int64_t i) {
+  if (cache.dtype == DType::f8_e4m3) return f8_e4m3_to_float(cache.row_f8(token)[i]);
   return cache.dtype == DType::f32 ? cache.row_f32(token)[i] : bf16_to_float(cache.row_bf16(token)[i]);
 }
 

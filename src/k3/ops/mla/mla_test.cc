@@ -52,7 +52,7 @@ class MlaTest : public testing::Test {
 
 TEST_F(MlaTest, ShapesAndDtypes) {
   for (MlaCase c : mla_shapes()) {
-    for (const DType cache : {DType::f32, DType::bf16}) {
+    for (const DType cache : {DType::f32, DType::bf16, DType::f8_e4m3}) {
       for (const Scheme scheme : {Scheme::f32, Scheme::bf16, Scheme::f16}) {
         c.cache = cache;
         c.scheme = scheme;
@@ -197,8 +197,14 @@ TEST_F(MlaTest, CausalEvenForNan) {
   }
 }
 
+float value_at(const PagedKv& cache, int64_t token, int64_t i) {
+  float value = 0;
+  convert_to_float(static_cast<const std::byte*>(cache.row(token)) + i * dtype_bytes(cache.dtype), cache.dtype, 1, &value);
+  return value;
+}
+
 TEST_F(MlaTest, LatentAppend) {
-  for (const DType dtype : {DType::f32, DType::bf16}) {
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f8_e4m3}) {
     MlaCase c;
     c.cache = dtype;
     c.page_tokens = 7;
@@ -215,28 +221,28 @@ TEST_F(MlaTest, LatentAppend) {
         for (int64_t i = 0; is_new && i < c.rank; ++i) squares += static_cast<double>(kv[i]) * kv[i];
         const double factor = 1 / std::sqrt(squares / static_cast<double>(c.rank) + 1e-6);
         for (int64_t i = 0; i < data.width(); ++i) {
-          const float got =
-              dtype == DType::f32 ? data.caches[s].row_f32(t)[i] : bf16_to_float(data.caches[s].row_bf16(t)[i]);
+          const float got = value_at(data.caches[s], t, i);
+          // Half a unit in the last place; in E4M3 no less than half its smallest number.
+          const double relative = dtype == DType::f32 ? 3e-7 : dtype == DType::bf16 ? 1.0 / 256 : 1.0 / 16;
+          const double least = dtype == DType::f8_e4m3 ? 0x1p-10 : 0;
           if (!is_new) {
-            const float old =
-                dtype == DType::f32 ? untouched.caches[s].row_f32(t)[i] : bf16_to_float(untouched.caches[s].row_bf16(t)[i]);
-            EXPECT_EQ(got, old);
-          } else if (i >= c.rank) {  // copied as it is
+            EXPECT_EQ(got, value_at(untouched.caches[s], t, i));
+          } else if (i >= c.rank && dtype != DType::f8_e4m3) {  // copied as it is
             EXPECT_EQ(got, dtype == DType::f32 ? kv[i] : round_to_bf16(kv[i]));
           } else {
-            const double want = kv[i] * factor * data.norm[static_cast<size_t>(i)];
-            EXPECT_NEAR(got, want, std::abs(want) * (dtype == DType::f32 ? 3e-7 : 1.0 / 256));
+            const double want = i >= c.rank ? kv[i] : kv[i] * factor * data.norm[static_cast<size_t>(i)];
+            EXPECT_NEAR(got, want, std::max(least, std::abs(want) * relative));
           }
         }
       }
     }
     // With inputs near 1e-3 the mean square is near 1e-6: the factor is about 0.7 of what no epsilon would give,
     // and 1e-5 would give 0.3 of it.
-    const float small = dtype == DType::f32 ? data.caches[0].row_f32(5)[0] : bf16_to_float(data.caches[0].row_bf16(5)[0]);
+    const float small = value_at(data.caches[0], 5, 0);
     MlaData other(c);
     for (size_t i = 0; i < static_cast<size_t>(other.width()); ++i) other.kv[i] *= 1e-3F;
     other.append(ctx(Isa::scalar), 1e-5F);
-    const float wrong = dtype == DType::f32 ? other.caches[0].row_f32(5)[0] : bf16_to_float(other.caches[0].row_bf16(5)[0]);
+    const float wrong = value_at(other.caches[0], 5, 0);
     EXPECT_GT(std::abs(small), 1.5F * std::abs(wrong));
     // Bytes outside the appended rows stay as they were.
     size_t changed = 0;
