@@ -39,6 +39,17 @@ uint64_t draw_seed() {
 
 }  // namespace
 
+std::string_view hit_limit_name(HitLimit limit) {
+  switch (limit) {
+    case HitLimit::none: return "none";
+    case HitLimit::nothing_cached: return "nothing_cached";
+    case HitLimit::mla: return "mla";
+    case HitLimit::kda: return "kda";
+    case HitLimit::prompt_length: return "prompt_length";
+  }
+  return "?";
+}
+
 HybridCache::Impl::Impl(const CacheOptions& options_, PagePool pool_)
     : options(options_),
       shape(options_.shape),

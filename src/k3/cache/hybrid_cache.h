@@ -25,6 +25,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "k3/base/result.h"
@@ -61,6 +62,7 @@ struct CacheOptions {
 // ended; the last checkpoint came before the last block; the prompt (shorter than a block, or its last block would also have
 // been there but a token must be left to compute).
 enum class HitLimit { none, nothing_cached, mla, kda, prompt_length };
+std::string_view hit_limit_name(HitLimit limit);
 
 struct Admission {
   SequenceId sequence{};

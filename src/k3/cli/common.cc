@@ -67,6 +67,7 @@ Result<LoadOptions> load_options(const std::string& path, const ComputeOptions& 
   load.run.chunk_tokens = needs.chunk_tokens > 0 ? needs.chunk_tokens : run.chunk_tokens;
   load.run.logit_rows = needs.logit_rows;
   load.run.sequences = needs.sequences;
+  load.run.cache_bytes = needs.cache_bytes;
   load.run.policy = run.policy;
   load.run.threads = threads_of(options.threads);
   load.stream.expert_stats = options.expert_stats;

@@ -82,6 +82,7 @@ struct LogitsOptions {
 };
 
 struct PerplexityOptions {
+  std::string state_dtype, latent_dtype;  // "": as the policy has them
   std::string model;
   std::optional<std::string> file, ids;
   int64_t window = 1024;

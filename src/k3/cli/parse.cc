@@ -226,6 +226,11 @@ void add_look_commands(CLI::App& app, AllOptions& o, Status& status) {
   perplexity->add_option("--ids", o.perplexity.ids, "Token ids instead of text: 1,2,3 or @file")->excludes(file);
   perplexity->add_option("--window", o.perplexity.window, "Tokens per window; each starts anew with [BOS] (default 1024)")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 24));
+  perplexity
+      ->add_option("--state-dtype", o.perplexity.state_dtype, "KDA states in f32 (default) or bf16, as k3 serve may keep them")
+      ->check(CLI::IsMember({"f32", "bf16"}));
+  perplexity->add_option("--latent-dtype", o.perplexity.latent_dtype, "MLA latents in f32, bf16 or f8_e4m3 (default: the policy's)")
+      ->check(CLI::IsMember({"f32", "bf16", "f8_e4m3"}));
   add_json(*perplexity, o.perplexity.json);
   add_compute(*perplexity, o.perplexity.compute);
   bind(perplexity, status, o.perplexity, perplexity_command);

@@ -138,6 +138,9 @@ void EngineCore::expire() {
   for (const auto& job : jobs_) {
     const double limit = job->request.deadline_seconds > 0 ? job->request.deadline_seconds : options_.deadline_seconds;
     if (job->done || limit <= 0 || now - job->submitted <= limit) continue;
+    if (job->first_token_at < 0 && !job->summary.error) {
+      job->summary.error = fail(Code::deadline, "the deadline of {:.3g} s passed before the first token", limit);
+    }
     for (const auto& line : job->lines) end(*line, EndReason::deadline);
   }
   sweep();

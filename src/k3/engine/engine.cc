@@ -40,8 +40,13 @@ Status check_options(const Model& model, EngineOptions& o) {
 // Room for every slot at full context, but no more than half of what the machine has left.
 Status size_pool(const Model& model, const cache::CacheShape& shape, EngineOptions& o) {
   const int64_t sequence = (shape.pages_for(o.ctx_tokens) + shape.groups()) * shape.page_bytes;
-  if (o.pool_bytes == 0 && model.plan()) {
-    o.pool_bytes = model.plan()->state_bytes + model.plan()->latent_bytes;
+  if (model.plan()) {
+    const int64_t planned = model.plan()->state_bytes + model.plan()->latent_bytes;
+    if (o.pool_bytes == 0) o.pool_bytes = planned - o.host_bytes;
+    if (o.pool_bytes + o.host_bytes > planned) {
+      return fail(Code::exhausted, "a pool of {} and a host tier of {} are more than the {} that the memory plan left for them",
+                  format_bytes(o.pool_bytes), format_bytes(o.host_bytes), format_bytes(planned));
+    }
   } else if (o.pool_bytes == 0) {
     o.pool_bytes = std::min(o.max_running * sequence, std::max(sequence, available_memory_bytes() / 2));
   }

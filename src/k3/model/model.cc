@@ -102,7 +102,7 @@ Result<Runner> Runner::create(const Model& model, ThreadPool& pool, const Runner
   }
   K3_TRY_ASSIGN(Stepper stepper, Stepper::create(model, pool, options));
   K3_TRY_ASSIGN(SequencePool cache,
-                SequencePool::create(model.config(), options.policy, options.sequences, options.ctx_tokens));
+                SequencePool::create(model.config(), options.policy, options.sequences, options.ctx_tokens, options.dtypes));
   return Runner(std::move(stepper), options, std::move(cache));
 }
 

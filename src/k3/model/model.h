@@ -70,6 +70,7 @@ struct RunnerOptions : ComputeMode {
   int64_t sequences = 1;
   int64_t ctx_tokens = 8192;
   int64_t chunk_tokens = 512;  // most tokens of one forward; bounds the workspace
+  SequenceDtypes dtypes = {};
 };
 
 // The tokens of one sequence in a step; which of them want logits.

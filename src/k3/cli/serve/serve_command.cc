@@ -61,7 +61,9 @@ Result<EngineOptions> engine_options(const ServeOptions& o, const RunnerOptions&
   e.max_queued = o.max_queued;
   e.deadline_seconds = o.deadline_seconds;
   e.slot_save_path = o.slot_save_path;
-  e.dtypes = {dtype_of(o.state_dtype), dtype_of(o.conv_dtype), dtype_of(o.latent_dtype)};
+  const DType own = e.policy == ops::Policy::exact ? DType::f32 : DType::bf16;  // what k3 run keeps
+  e.dtypes = {dtype_of(o.state_dtype), o.conv_dtype.empty() ? own : dtype_of(o.conv_dtype),
+              o.latent_dtype.empty() ? own : dtype_of(o.latent_dtype)};
   e.block_tokens = o.block_tokens;
   e.checkpoints = checkpoint_policy(o.checkpoints);
   e.prefix_cache = !o.no_prefix_cache;
@@ -167,6 +169,11 @@ Status serve_command(const ServeOptions& o) {
   RunNeeds needs;
   needs.sequences = o.max_running;
   needs.logit_rows = o.max_running;
+  if (!o.pool_bytes.empty()) {
+    K3_TRY_ASSIGN(const int64_t pool, bytes_or(o.pool_bytes, 0));
+    K3_TRY_ASSIGN(const int64_t host, bytes_or(o.host_bytes, 0));
+    needs.cache_bytes = pool + host;
+  }
   K3_TRY_ASSIGN(const LoadedModel loaded, load_model(o.model, o.compute, needs));
   const Model& model = *loaded.model;
   auto format = ChatFormat::load(model.folder(), tokenizer);

@@ -93,10 +93,10 @@ void add_cache(CLI::App& app, ServeOptions& o) {
   app.add_option("--state-dtype", o.state_dtype, "KDA states: f32 (default) or bf16")
       ->check(CLI::IsMember({"f32", "bf16"}))
       ->group(group);
-  app.add_option("--conv-dtype", o.conv_dtype, "Convolution states: f32 (default) or bf16")
+  app.add_option("--conv-dtype", o.conv_dtype, "Convolution states: f32 or bf16 (default: bf16, or f32 with --policy exact)")
       ->check(CLI::IsMember({"f32", "bf16"}))
       ->group(group);
-  app.add_option("--latent-dtype", o.latent_dtype, "MLA latents: f32 (default), bf16 or f8_e4m3")
+  app.add_option("--latent-dtype", o.latent_dtype, "MLA latents: f32, bf16 or f8_e4m3 (default: bf16, or f32 with --policy exact)")
       ->check(CLI::IsMember({"f32", "bf16", "f8_e4m3"}))
       ->group(group);
   app.add_option("--checkpoints", o.checkpoints,

@@ -29,7 +29,7 @@ struct ServeOptions {
 
   std::string pool_bytes, host_bytes, disk_bytes, disk_folder;  // "": the engine's
   int64_t block_tokens = 0;
-  std::string state_dtype = "f32", conv_dtype = "f32", latent_dtype = "f32";
+  std::string state_dtype = "f32", conv_dtype, latent_dtype;  // "": as the policy computes
   std::vector<std::string> checkpoints = {"end", "turns", "second"};
   bool no_prefix_cache = false;
   ComputeOptions compute;

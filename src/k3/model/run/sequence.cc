@@ -24,14 +24,16 @@ Result<int64_t> latent_bytes(const Config& c, int64_t sequences, int64_t ctx_tok
 
 }  // namespace
 
-Result<SequencePool> SequencePool::create(const Config& config, ops::Policy policy, int64_t sequences, int64_t ctx_tokens) {
+Result<SequencePool> SequencePool::create(const Config& config, ops::Policy policy, int64_t sequences, int64_t ctx_tokens,
+                                          const SequenceDtypes& dtypes) {
   SequencePool pool;
   pool.config_ = config;
-  pool.cache_dtype_ = policy == ops::Policy::exact ? DType::f32 : DType::bf16;
+  pool.conv_dtype_ = policy == ops::Policy::exact ? DType::f32 : DType::bf16;
+  pool.latent_dtype_ = dtypes.latent.value_or(pool.conv_dtype_);
+  pool.state_dtype_ = dtypes.state.value_or(DType::f32);
   pool.ctx_tokens_ = ctx_tokens;
   pool.lengths_.assign(static_cast<size_t>(sequences), 0);
   pool.identity_ = {0};
-  const int64_t element = dtype_bytes(pool.cache_dtype_);
   const auto layers = static_cast<size_t>(config.num_hidden_layers);
   pool.layers_.resize(layers);
   pool.views_.resize(layers);
@@ -39,10 +41,10 @@ Result<SequencePool> SequencePool::create(const Config& config, ops::Policy poli
   for (size_t l = 0; l < layers; ++l) {
     Layer& layer = pool.layers_[l];
     if (config.is_kda(static_cast<int64_t>(l))) {
-      K3_TRY_ASSIGN(layer.recurrent, Storage::allocate(sequences * state_elements(config) * 4));
-      K3_TRY_ASSIGN(layer.conv, Storage::allocate(sequences * conv_elements(config) * element));
+      K3_TRY_ASSIGN(layer.recurrent, Storage::allocate(sequences * state_elements(config) * dtype_bytes(pool.state_dtype_)));
+      K3_TRY_ASSIGN(layer.conv, Storage::allocate(sequences * conv_elements(config) * dtype_bytes(pool.conv_dtype_)));
     } else {
-      K3_TRY_ASSIGN(const int64_t bytes, latent_bytes(config, sequences, ctx_tokens, element));
+      K3_TRY_ASSIGN(const int64_t bytes, latent_bytes(config, sequences, ctx_tokens, dtype_bytes(pool.latent_dtype_)));
       K3_TRY_ASSIGN(layer.latents, Storage::reserve(bytes));
     }
   }
@@ -61,7 +63,7 @@ void SequencePool::reset(int32_t sequence) {
 
 std::vector<std::span<std::byte>> SequencePool::parts(int32_t sequence, int64_t tokens) const {
   std::vector<std::span<std::byte>> out;
-  const int64_t row = latent_width(config_) * dtype_bytes(cache_dtype_);
+  const int64_t row = latent_width(config_) * dtype_bytes(latent_dtype_);
   for (const Layer& layer : layers_) {
     for (const Storage* storage : {&layer.recurrent, &layer.conv}) {
       const auto bytes = static_cast<size_t>(storage->size_bytes() / sequences());
@@ -92,10 +94,10 @@ std::span<const LayerCache> SequencePool::views(std::span<const int32_t> sequenc
     LayerCache& view = views_[l];
     if (config_.is_kda(static_cast<int64_t>(l))) {
       view.state = {layer.recurrent.data(),
-                    DType::f32,
+                    state_dtype_,
                     state_elements(config_),
                     layer.conv.data(),
-                    cache_dtype_,
+                    conv_dtype_,
                     conv_elements(config_),
                     slots_.data()};
       continue;
@@ -105,8 +107,8 @@ std::span<const LayerCache> SequencePool::views(std::span<const int32_t> sequenc
     pages.resize(sequences.size());
     const int64_t width = latent_width(config_);
     for (size_t s = 0; s < sequences.size(); ++s) {
-      std::byte* base = layer.latents.data() + sequences[s] * ctx_tokens_ * width * dtype_bytes(cache_dtype_);
-      pages[s] = {base, cache_dtype_, width, ctx_tokens_, ctx_tokens_ * width, width, identity_.data()};
+      std::byte* base = layer.latents.data() + sequences[s] * ctx_tokens_ * width * dtype_bytes(latent_dtype_);
+      pages[s] = {base, latent_dtype_, width, ctx_tokens_, ctx_tokens_ * width, width, identity_.data()};
     }
     view.pages = pages;
   }

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -19,9 +20,16 @@
 
 namespace k3 {
 
+// What the policy would choose, unless said otherwise.
+struct SequenceDtypes {
+  std::optional<DType> state;   // f32 (either policy) or bf16
+  std::optional<DType> latent;  // f32 in exact, bf16 in bf16; f8_e4m3
+};
+
 class SequencePool {
  public:
-  static Result<SequencePool> create(const Config& config, ops::Policy policy, int64_t sequences, int64_t ctx_tokens);
+  static Result<SequencePool> create(const Config& config, ops::Policy policy, int64_t sequences, int64_t ctx_tokens,
+                                     const SequenceDtypes& dtypes = {});
 
   int64_t ctx_tokens() const { return ctx_tokens_; }
   int64_t sequences() const { return static_cast<int64_t>(lengths_.size()); }
@@ -42,7 +50,7 @@ class SequencePool {
     Storage recurrent, conv, latents;
   };
   Config config_;
-  DType cache_dtype_ = DType::f32;
+  DType state_dtype_ = DType::f32, conv_dtype_ = DType::f32, latent_dtype_ = DType::f32;
   int64_t ctx_tokens_ = 0;
   std::vector<Layer> layers_;
   std::vector<int64_t> lengths_;

@@ -175,6 +175,10 @@ void Answer::on_admitted(const Admitted& admitted) {
   sum_.admitted.prompt_tokens += admitted.prompt_tokens;
   sum_.admitted.cached_tokens += admitted.cached_tokens;
   sum_.admitted.matched_tokens += admitted.matched_tokens;
+  sum_.admitted.copied_bytes += admitted.copied_bytes;
+  sum_.admitted.fetched_bytes += admitted.fetched_bytes;
+  sum_.admitted.limit = admitted.limit;  // of several prompts: the last one's
+  sum_.admitted.resumed_idle = admitted.resumed_idle;
   if (++admitted_ < ended_.size() / choices_each_ || !job_.generation.stream || error_ || answered_) return;
   exchange_->begin_stream(200, "text/event-stream; charset=utf-8",
                           {{"Cache-Control", "no-cache"},
@@ -266,17 +270,14 @@ void Answer::log_line(int status) {
     if (ended_[c]) reasons += (reasons.empty() ? "" : ",") + state_.choices[c].finish_reason();
   }
   const Admitted& a = sum_.admitted;
-  const char* limit = a.prompt_tokens == 0                 ? "-"
-                      : a.matched_tokens == 0              ? "nothing_cached"
-                      : a.cached_tokens < a.matched_tokens ? "kda"
-                                                           : "mla";
+  const std::string_view limit = a.prompt_tokens == 0 ? "-" : a.resumed_idle ? "resumed" : cache::hit_limit_name(a.limit);
   int64_t warnings = 0;
   for (const ChoiceStream& choice : state_.choices) warnings += choice.warnings();
   context_->log(fmt::format(
-      "{} {} {} {:.1f} ms: prompt {}, cached {}, matched {}, limit {}, computed {}, generated {}, queued {:.1f} ms, "
-      "preempted {}, repairs {}, finish {}",
-      request_id_, job_.label, status, ms, a.prompt_tokens, a.cached_tokens, a.matched_tokens, limit, sum_.computed_tokens,
-      sum_.generated_tokens, sum_.queue_seconds * 1e3, sum_.preemptions, warnings, reasons.empty() ? "-" : reasons));
+      "{} {} {} {:.1f} ms: prompt {}, cached {}, matched {}, limit {}, copied {} B, fetched {} B, computed {}, generated {}, "
+      "queued {:.1f} ms, preempted {}, repairs {}, finish {}",
+      request_id_, job_.label, status, ms, a.prompt_tokens, a.cached_tokens, a.matched_tokens, limit, a.copied_bytes,
+      a.fetched_bytes, sum_.computed_tokens, sum_.generated_tokens, sum_.queue_seconds * 1e3, sum_.preemptions, warnings, reasons.empty() ? "-" : reasons));
 }
 
 }  // namespace
