@@ -41,7 +41,7 @@ Status check_request(const CoreOptions& options, const Request& request) {
                 prompt, options.ctx_tokens);
   }
   if (request.choices < 1 || request.choices > options.max_running) {
-    return fail(Code::invalid_argument, "n is {}; this server runs up to {} sequences at once", request.choices,
+    return fail(Code::invalid_argument, "n: {} is more than the {} sequences that this server computes at once", request.choices,
                 options.max_running);
   }
   if (options.vocab == 0) return {};  // modelled requests have no ids

@@ -110,6 +110,10 @@ bool EngineCore::sample(Line& line, std::span<const float> logits) {
     }
   }
   Result<int32_t> id = line.sampler->sample(logits, line.prompt(), line.answer(), mask);
+  if (!id.ok() && !r.sampling.logit_bias.empty()) {
+    fault(line, fail(Code::invalid_argument, "logit_bias: leaves no token to choose ({})", id.error().message), false);
+    return false;
+  }
   if (!id.ok()) {
     fault(line, std::move(id).take_error(), false);
     return false;

@@ -60,6 +60,20 @@ TEST(Scheduler, OrderOfPrecedence) {
   EXPECT_EQ(choose_victim(SchedulePolicy::fcfs, std::vector<Candidate>{first, urgent, second}), 1u);
 }
 
+TEST(EngineCore, ABiasThatForbidsEveryTokenIsTheRequestsFault) {
+  TinyEngine e(exact(), 60);
+  Outcome out;
+  Request r = request(ids(20), 3);
+  r.choices = 2;
+  for (int32_t id = 0; id < 96; ++id) r.sampling.logit_bias.emplace_back(id, -100.0F);
+  listen(r, out);
+  e.submit(std::move(r));
+  run_all(*e.core);
+  ASSERT_TRUE(out.summary && out.summary->error);
+  EXPECT_EQ(out.summary->error->code, Code::invalid_argument);
+  EXPECT_EQ(out.summary->error->message.substr(0, 12), "logit_bias: ");
+}
+
 TEST(EngineCore, AShortRequestIsServedWhileALongPromptIsRead) {
   TinyEngine e(exact(), 60, [](TinyEngine& t) { t.options.step_tokens = 32; });
   Outcome slow, fast;

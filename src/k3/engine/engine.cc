@@ -9,6 +9,7 @@
 #include <mutex>
 #include <thread>
 
+#include "k3/base/file.h"
 #include "k3/base/memory.h"
 #include "k3/base/units.h"
 #include "k3/engine/core.h"
@@ -25,6 +26,9 @@ double seconds_between(Clock::time_point a, Clock::time_point b) { return std::c
 Status check_options(const Model& model, EngineOptions& o) {
   if (o.ctx_tokens < 2 || o.step_tokens < 1 || o.max_running < 1 || o.max_queued < 1) {
     return fail(Code::invalid_argument, "context, step, running and queued requests must be at least 2, 1, 1 and 1");
+  }
+  if (!o.slot_save_path.empty() && !is_directory(o.slot_save_path)) {
+    return fail(Code::not_found, "{}: no such folder; saved sequences would have no place", o.slot_save_path);
   }
   const cache::CacheDtypes& d = o.dtypes;
   if (o.policy == ops::Policy::exact && (d.state != DType::f32 || d.conv != DType::f32 || d.latent != DType::f32)) {

@@ -132,6 +132,7 @@ TEST(Engine, RefusesWhatCannotWork) {
   EXPECT_NE(error([](EngineOptions& o) { o.dtypes.latent = DType::bf16; }).find("FP32"), std::string::npos);
   EXPECT_NE(error([](EngineOptions& o) { o.block_tokens = 24; }).find("16"), std::string::npos);
   EXPECT_NE(error([](EngineOptions& o) { o.ctx_tokens = 1; }).find("at least"), std::string::npos);
+  EXPECT_NE(error([](EngineOptions& o) { o.slot_save_path = "/no/such/folder"; }).find("no such folder"), std::string::npos);
   auto engine = Engine::create(*tiny().model, tiny().pool, small_options()).value();
   EXPECT_EQ(engine->save_slot(0, "x").error().code, Code::unsupported);
   EXPECT_EQ(engine->fork_slot(0).error().code, Code::not_found);

@@ -111,6 +111,29 @@ TEST_F(Dialects, EchoAddsThePrompt) {
   EXPECT_TRUE(engine_.last().prompt_logprobs);
 }
 
+TEST_F(Dialects, StreamedEchoHasTheLogprobsOfThePrompt) {
+  say_text("c");
+  const char* body =
+      R"({{"model":"tiny","prompt":["abc","de"],"n":2,"echo":true,"logprobs":1,"add_special_tokens":false,"max_tokens":1,"stream":{}}})";
+  const Json answer = ok(post("/v1/completions", fmt::format(fmt::runtime(body), "false")));
+  std::vector<std::string> texts(4);
+  std::vector<Json> logprobs(4);
+  for (const Json& frame : test::stream_frames(post("/v1/completions", fmt::format(fmt::runtime(body), "true")).body)) {
+    const Json& choice = frame["choices"][0];
+    const size_t c = choice["index"];
+    texts[c] += choice["text"].get<std::string>();
+    if (choice["logprobs"].is_null()) continue;
+    for (const auto& [key, list] : choice["logprobs"].items()) {
+      for (const Json& value : list) logprobs[c][key].push_back(value);
+    }
+  }
+  for (size_t c = 0; c < 4; ++c) {
+    EXPECT_EQ(texts[c], answer["choices"][c]["text"]);
+    EXPECT_EQ(logprobs[c], answer["choices"][c]["logprobs"]);
+  }
+  EXPECT_EQ(logprobs[0]["token_logprobs"][2], -0.5);
+}
+
 // ---- tokens ----
 
 TEST_F(Dialects, Tokens) {

@@ -180,6 +180,9 @@ class ScriptedEngine {
     if (cancel) return finish_all(entry, EndReason::cancelled, {});
     if (!entry.admitted) admit(entry);
     Request& r = entry.request;
+    for (size_t i = 1; r.prompt_logprobs && i < r.prompt.size(); ++i) {
+      r.callbacks.on_prompt_token(static_cast<int64_t>(i), -0.25F * static_cast<float>(i), {{66, -1.0F}});
+    }
     const auto& lists = entry.script.choices;
     std::vector<bool> done(static_cast<size_t>(r.choices));
     int64_t generated = 0;

@@ -159,7 +159,9 @@ TEST_F(Http, HeaderFloodsAndNonsense) {
        {"\x16\x03\x01 nonsense\r\n\r\n", "GET / HTTP/9.9\r\n\r\n", "GET /\r\n\r\n",
         "POST /echo HTTP/1.1\r\nContent-Length: -1\r\n\r\n", "GET echo HTTP/1.1\r\n\r\n", "GET /%zz HTTP/1.1\r\n\r\n",
         "GET /%00 HTTP/1.1\r\n\r\n", "POST /echo HTTP/1.1\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\n",
-        "POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"}) {
+        "POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        "GET /echo HTTP/1.1\r\nTransfer-Encoding: xchunked\r\n\r\nGET /echo HTTP/1.1\r\nHost: a\r\n\r\n",
+        "POST /echo HTTP/1.1\r\nTransfer-Encoding: gzip\r\nContent-Length: 2\r\n\r\nhi"}) {
     HttpClient client(port());
     client.send(text);
     EXPECT_EQ(client.read_answer().status, 400) << text;

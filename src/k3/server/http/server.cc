@@ -241,6 +241,10 @@ void Connection::on_head(error_code ec) {
     return refuse(400, "this is not HTTP/1.1: " + ec.message(), true);
   }
   make_exchange(take_head(), parser_->keep_alive());
+  // Where such a body ends is anyone's guess, and what follows must not be taken for a request.
+  if (!head_.chunked && !head_.header("transfer-encoding").empty()) {
+    return refuse(400, "the last transfer coding of a body must be chunked", true);
+  }
   if (head_.path.empty() || head_.path.front() != '/') return refuse(400, "the path of the request is malformed", true);
   Gate gate = server_->options.gate ? server_->options.gate(head_) : Gate{};
   exchange_->extra_headers = std::move(gate.headers);

@@ -1,5 +1,6 @@
 // Text completions: `text` in place of messages, and the older shape of log probabilities.
 #include <algorithm>
+#include <memory>
 
 #include "k3/base/utf8.h"
 #include "k3/server/api/answer/formats.h"
@@ -152,20 +153,32 @@ std::string whole(const AnswerState& state, bool echo) {
 
 AnswerFormat text_format(bool echo) {
   AnswerFormat format;
+  // The log-probabilities of the prompt exist when it has been computed, not at admission: with them the echo of a choice goes
+  // out in front of its first frame.
+  const auto echoed = std::make_shared<std::vector<bool>>();
+  const auto late_echo = [echo, echoed](const AnswerState& state, size_t choice) -> std::string {
+    if (!echo || state.generation.logprobs < 0) return {};
+    echoed->resize(state.choices.size());
+    const size_t prompt = choice / static_cast<size_t>(state.generation.choices);
+    const bool known = state.prompt_logprobs[prompt].size() + 1 >= state.prompts[prompt].size();
+    if (!known || (*echoed)[choice]) return {};
+    (*echoed)[choice] = true;
+    const auto entries = prompt_entries(state, choice);
+    return chunk(state, choice, prompt_text(state, choice), &entries, 1, nullptr, 0);
+  };
   format.begin = [echo](const AnswerState& state) {
     std::string out;
-    for (size_t c = 0; echo && c < state.choices.size(); ++c) {
-      const auto entries = prompt_entries(state, c);
-      out += chunk(state, c, prompt_text(state, c), &entries, 1, nullptr, 0);
+    for (size_t c = 0; echo && state.generation.logprobs < 0 && c < state.choices.size(); ++c) {
+      out += chunk(state, c, prompt_text(state, c), nullptr, 0, nullptr, 0);
     }
     return out;
   };
-  format.piece = [echo](const AnswerState& state, size_t choice, const Piece& piece) {
+  format.piece = [echo, late_echo](const AnswerState& state, size_t choice, const Piece& piece) {
     const int64_t base = echo && state.generation.logprobs >= 0 ? characters(prompt_text(state, choice)) : 0;
-    return chunk(state, choice, piece.text, &piece.logprobs, 0, nullptr, base);
+    return late_echo(state, choice) + chunk(state, choice, piece.text, &piece.logprobs, 0, nullptr, base);
   };
-  format.end_choice = [](const AnswerState& state, size_t choice) {
-    return chunk(state, choice, "", nullptr, 0, &state.choices[choice].finish_reason(), 0);
+  format.end_choice = [late_echo](const AnswerState& state, size_t choice) {
+    return late_echo(state, choice) + chunk(state, choice, "", nullptr, 0, &state.choices[choice].finish_reason(), 0);
   };
   format.end = end;
   format.whole = [echo](const AnswerState& state) { return whole(state, echo); };
