@@ -196,6 +196,23 @@ class Clients(unittest.TestCase):
         with self.assertRaises(anthropic.NotFoundError):
             self.claude.messages.create(model="none", max_tokens=5, messages=[{"role": "user", "content": "x"}])
 
+    def test_completions_with_grammars(self):
+        def text(**extra):
+            answer = self.client.completions.create(model=self.model, prompt="Answer: ", max_tokens=60, temperature=1, seed=4,
+                                                    extra_body=extra)
+            self.assertEqual(answer.choices[0].finish_reason, "stop")
+            return answer.choices[0].text
+        self.assertRegex(text(structured_outputs={"regex": "[a-c]{3}-[0-9]{2}"}), r"\A[a-c]{3}-[0-9]{2}\Z")
+        self.assertIn(text(structured_outputs={"choice": ["tide \\ \"", "ebb"]}), ["tide \\ \"", "ebb"])
+        self.assertIn(text(grammar='root ::= "up" | "down"'), ["up", "down"])
+        value = json.loads(text(guided_json={"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"],
+                                             "additionalProperties": False}))
+        self.assertIsInstance(value["ok"], bool)
+        for bad in ({"guided_regex": "(?=x)"}, {"grammar": "x"}, {"guided_regex": "a", "grammar": 'root ::= "a"'},
+                    {"structured_outputs": {"choice": []}}, {"guided_json": {"not": {}}}):
+            with self.assertRaises(openai.BadRequestError):
+                text(**bad)
+
     def test_text_completion(self):
         answer = self.client.completions.create(model=self.model, prompt="It was a dark", max_tokens=8, temperature=0, logprobs=2)
         chunks = self.client.completions.create(model=self.model, prompt="It was a dark", max_tokens=8, temperature=0, stream=True)

@@ -48,6 +48,7 @@ void EngineCore::land(Line& line, const Tensor& rows) {
   line.state = Line::State::decode;
   const std::span<const float> logits = last_row(rows);
   if (first_pass && line.choice == 0 && line.job->lines.size() > 1) fork_choices(line, logits);
+  if (line.state == Line::State::ended) return;  // a fault of a sibling ends all
   sample(line, logits);
 }
 
@@ -199,6 +200,12 @@ void EngineCore::end(Line& line, EndReason reason) {
   if (reason == EndReason::stop_token || reason == EndReason::stopped) ++counters_.ended_by_stop;
   if (reason == EndReason::length || reason == EndReason::context) ++counters_.ended_by_length;
   if (job.request.callbacks.on_choice_end) job.request.callbacks.on_choice_end({line.choice, reason, line.generated});
+  // Nobody will read the prompt for those that wait for the first choice to have read it.
+  if (line.choice == 0) {
+    for (const auto& other : job.lines) {
+      if (other->state == Line::State::forking) end(*other, reason);
+    }
+  }
   finish_job(job);
 }
 

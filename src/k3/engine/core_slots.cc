@@ -56,11 +56,8 @@ Result<SlotResult> EngineCore::restore_slot(int32_t index, const std::string& pa
     return fail(Code::invalid_argument, "{}: {} tokens; the context here is {}", path, tokens, options_.ctx_tokens);
   }
   const auto take = [&] { return cache_.restore(tokens, [&](std::span<std::byte> bytes) { return file.read(bytes); }); };
-  if (slot.idle) {
-    cache_.release(*slot.idle);
-    slot = Slot();
-  }
-  Result<cache::SequenceId> sequence = take();
+  Result<cache::SequenceId> sequence = take();  // what the slot held stays until the file has proved whole
+
   while (!sequence.ok() && sequence.error().code == Code::exhausted && release_idle()) {
     K3_TRY_ASSIGN(file, SlotFileReader::open(path, options_.identity));
     sequence = take();
@@ -70,6 +67,8 @@ Result<SlotResult> EngineCore::restore_slot(int32_t index, const std::string& pa
     cache_.release(*sequence);
     return std::move(status).take_error();
   }
+  if (slot.idle) cache_.release(*slot.idle);
+  slot = Slot();
   slot.idle = *sequence;
   slot.tokens = file.header().tokens;
   slot.salt = file.header().salt;

@@ -256,6 +256,10 @@ Result<std::string> slot_path(const EngineOptions& options, const std::string& f
   if (file.empty() || file == "." || file == ".." || file.find('/') != std::string::npos || file.find('\0') != std::string::npos) {
     return fail(Code::invalid_argument, "filename: a plain file name without a slash is needed");
   }
+  constexpr size_t kLongestName = 240;  // file systems take 255 bytes; a name in the making has an ending
+  if (file.size() > kLongestName) {
+    return fail(Code::invalid_argument, "filename: {} bytes; at most {}", file.size(), kLongestName);
+  }
   return options.slot_save_path + "/" + file;
 }
 

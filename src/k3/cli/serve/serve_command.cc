@@ -193,8 +193,16 @@ Status serve_command(const ServeOptions& o) {
   context.defaults = sampling_params({}, defaults);
   if (format.ok()) context.stop_ids = stop_ids(model.config(), defaults, tokenizer, format->end_token());
   context.text_stop_ids = stop_ids(model.config(), defaults, tokenizer, "[EOS]");
+  const std::shared_ptr<const TokenTrie> trie = TokenTrie::build(tokenizer);
+  context.compile_text_grammar = [trie](server::TextGrammar kind, std::string_view text) {
+    switch (kind) {
+      case server::TextGrammar::json_schema: return Grammar::json_schema(trie, text);
+      case server::TextGrammar::regex: return Grammar::regex(trie, text);
+      case server::TextGrammar::ebnf: break;
+    }
+    return Grammar::ebnf(trie, text);
+  };
   if (format.ok()) {
-    const std::shared_ptr<const TokenTrie> trie = TokenTrie::build(tokenizer);
     context.compile_grammar = [&tokenizer, &format, trie](const ChatRequest& request, const Prompt& prompt) {
       return Grammar::for_chat(*format, tokenizer, trie, request, prompt);
     };

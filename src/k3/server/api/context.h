@@ -38,6 +38,10 @@ enum class ParamPolicy { open, kimi };
 // What Grammar::for_chat does; empty: this build cannot constrain, and requests that need it are refused.
 using GrammarCompiler = std::function<Result<std::shared_ptr<const Grammar>>(const ChatRequest&, const Prompt&)>;
 
+// Grammars of raw text (completions), from the first token on.
+enum class TextGrammar { json_schema, regex, ebnf };
+using TextGrammarCompiler = std::function<Result<std::shared_ptr<const Grammar>>(TextGrammar, std::string_view)>;
+
 struct ServerOptions {
   ParamPolicy param_policy = ParamPolicy::open;
   bool strict_tools = false;  // calls to tools that were not declared are dropped
@@ -80,6 +84,7 @@ struct Context {
   const Tokenizer* tokenizer = nullptr;
   const ChatFormat* format = nullptr;  // null: no chat routes
   GrammarCompiler compile_grammar;
+  TextGrammarCompiler compile_text_grammar;
   ModelCard card;
   ServerOptions options;
   ops::SamplingParams defaults;                 // the checkpoint's

@@ -238,7 +238,13 @@ std::vector<std::string> new_unknown_fields(const JsonNode& root) {
                                                     "system",
                                                     "stop_sequences",
                                                     "include",
-                                                    "truncation"};
+                                                    "truncation",
+                                                    "structured_outputs",
+                                                    "guided_json",
+                                                    "guided_regex",
+                                                    "guided_grammar",
+                                                    "grammar",
+                                                    "json_schema"};
   constexpr size_t kMostNames = 100, kMostNameBytes = 60;
   static std::mutex mutex;
   static std::set<std::string> seen;

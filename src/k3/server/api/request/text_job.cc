@@ -1,3 +1,4 @@
+#include "k3/base/json_writer.h"
 #include "k3/server/api/request/jobs.h"
 
 namespace k3::server {
@@ -78,6 +79,60 @@ Status check_rest(const JsonNode& root, const Generation& generation) {
   return Fields(root).flag("echo", echo);
 }
 
+// One of the texts, as a grammar: a literal per choice.
+Result<std::string> choices_grammar(const JsonNode& list) {
+  std::string rule = "root ::= ";
+  for (const JsonNode& item : list.items) {
+    if (!item.is_string()) return fail(Code::invalid_argument, "structured_outputs.choice: must hold strings");
+    if (&item != &list.items.front()) rule += " | ";
+    append_json_string(rule, item.text);
+  }
+  if (list.items.empty()) return fail(Code::invalid_argument, "structured_outputs.choice: must not be empty");
+  return rule + "\n";
+}
+
+// structured_outputs {json, regex, grammar, choice} and guided_* (vLLM), grammar and json_schema (llama.cpp): at most one.
+Result<std::shared_ptr<const Grammar>> text_grammar(const Context& context, const JsonNode& root) {
+  struct Field {
+    const JsonNode* node;
+    std::string path;
+    TextGrammar kind;
+  };
+  std::vector<Field> given;
+  const auto look = [&](const JsonNode& object, const char* name, const std::string& path, TextGrammar kind) {
+    if (const JsonNode* node = object.find_set(name)) given.push_back({node, path + name, kind});
+  };
+  look(root, "guided_json", "", TextGrammar::json_schema);
+  look(root, "json_schema", "", TextGrammar::json_schema);
+  look(root, "guided_regex", "", TextGrammar::regex);
+  look(root, "guided_grammar", "", TextGrammar::ebnf);
+  look(root, "grammar", "", TextGrammar::ebnf);
+  if (const JsonNode* outputs = root.find_set("structured_outputs")) {
+    if (!outputs->is_object()) return fail(Code::invalid_argument, "structured_outputs: must be an object");
+    look(*outputs, "json", "structured_outputs.", TextGrammar::json_schema);
+    look(*outputs, "regex", "structured_outputs.", TextGrammar::regex);
+    look(*outputs, "grammar", "structured_outputs.", TextGrammar::ebnf);
+    look(*outputs, "choice", "structured_outputs.", TextGrammar::ebnf);
+  }
+  if (given.empty()) return std::shared_ptr<const Grammar>();
+  if (given.size() > 1) {
+    return fail(Code::invalid_argument, "{}: only one of {} and {} can be enforced", given[1].path, given[0].path, given[1].path);
+  }
+  if (!context.compile_text_grammar) return fail(Code::unsupported, "{}: is not supported here", given[0].path);
+  const Field& field = given.front();
+  std::string text = field.node->text;
+  if (field.node->is_array() && field.kind == TextGrammar::ebnf) {
+    K3_TRY_ASSIGN(text, choices_grammar(*field.node));
+  } else if (field.kind == TextGrammar::json_schema && !field.node->is_string()) {
+    text = std::string(field.node->raw);
+  } else if (!field.node->is_string()) {
+    return fail(Code::invalid_argument, "{}: must be a string", field.path);
+  }
+  auto grammar = context.compile_text_grammar(field.kind, text);
+  if (!grammar.ok()) return std::move(grammar).take_error().with_context(field.path);
+  return grammar;
+}
+
 }  // namespace
 
 bool text_job_echoes(const JsonNode& root) {
@@ -93,6 +148,9 @@ Outcome<AnswerJob> text_job(const Context& context, const JsonNode& root) {
   auto prompts = parse_prompts(context, root);
   if (!prompts.ok()) return prompts.error();
 
+  auto grammar = text_grammar(context, root);
+  if (!grammar.ok()) return api_error(grammar.error());
+
   AnswerJob job;
   job.generation = *generation;
   job.keep_prompts = text_job_echoes(root);
@@ -107,6 +165,7 @@ Outcome<AnswerJob> text_job(const Context& context, const JsonNode& root) {
     request.stop_ids = context.text_stop_ids;
     request.stop_ids.insert(request.stop_ids.end(), generation->stop_token_ids.begin(), generation->stop_token_ids.end());
     request.prompt_logprobs = job.keep_prompts && generation->logprobs >= 0;
+    request.grammar = *grammar;
     request.prompt = std::move(ids);
     job.requests.push_back(std::move(request));
     for (int64_t c = 0; c < generation->choices; ++c) {

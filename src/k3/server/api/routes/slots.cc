@@ -79,6 +79,8 @@ void slot_action(Call call) {
   } else {
     return call.fail(bad_request("action", "must be one of save, restore, erase, fork"));
   }
+  // Neither a full disk nor a full pool is the request's fault.
+  if (!result.ok() && result.error().code == Code::exhausted) return call.fail(status_error(503, result.error().message));
   if (!result.ok()) return call.fail(api_error(result.error()));
   JsonWriter w;
   w.begin_object().field("id_slot", int64_t{result->slot}).field("action", action);
