@@ -89,8 +89,8 @@ def main():
     name = os.path.basename(os.path.normpath(args.model))
     ratios, rates = [], {"run": [], "serve": []}
     print(datetime.date.today(), " ".join(sys.argv), flush=True)
-    run_once(args), serve_once(args, port, name)  # files into memory, pages of the pool
     try:
+        run_once(args), serve_once(args, port, name)  # files into memory, pages of the pool
         for pair in range(args.pairs):
             order = ["run", "serve"] if pair % 2 == 0 else ["serve", "run"]
             results = {side: run_once(args) if side == "run" else serve_once(args, port, name) for side in order}

@@ -8,6 +8,7 @@ one must have got a beginning of it. Then: what 1,000 waiting streams cost. `--s
 """
 import argparse
 import asyncio
+import atexit
 import json
 import os
 import random
@@ -35,6 +36,7 @@ class Server:
     def __init__(self, program, model, *options):
         self.log = tempfile.NamedTemporaryFile("w+", prefix="k3-serve-", suffix=".log")
         self.process = subprocess.Popen([program, "serve", model, "--port", "0", "--dev", *options], stderr=self.log)
+        atexit.register(self.process.kill)  # no effect on one that has ended
         end = time.time() + 120
         while not (found := re.search(r"listening on http://\S+:(\d+)", self.text())):
             if self.process.poll() is not None or time.time() > end:
