@@ -56,6 +56,12 @@ if(TARGET k3)
   set_tests_properties(clients PROPERTIES LABELS e2e TIMEOUT 900 SKIP_RETURN_CODE 77)
 endif()
 
+if(TARGET k3)
+  # 64 users for five minutes, and 1,000 in the queue.
+  add_test(NAME serve_load COMMAND ${K3_PYTHON} ${CMAKE_SOURCE_DIR}/tests/slow/serve_load_test.py $<TARGET_FILE:k3> ${CMAKE_SOURCE_DIR}/models/k3-mini)
+  set_tests_properties(serve_load PROPERTIES LABELS slow TIMEOUT 900 RUN_SERIAL TRUE)
+endif()
+
 # Random texts under the masks of the committed schemas, judged by an independent validator.
 add_executable(k3_grammar_walk tests/e2e/grammar_walk.cc)
 target_link_libraries(k3_grammar_walk PRIVATE k3_format k3::dep::fmt)

@@ -60,6 +60,7 @@ Result<EngineOptions> engine_options(const ServeOptions& o, const RunnerOptions&
   e.max_running = o.max_running;
   e.max_queued = o.max_queued;
   e.deadline_seconds = o.deadline_seconds;
+  e.keep_idle = !o.no_keep_idle;
   e.slot_save_path = o.slot_save_path;
   const DType own = e.policy == ops::Policy::exact ? DType::f32 : DType::bf16;  // what k3 run keeps
   e.dtypes = {dtype_of(o.state_dtype), o.conv_dtype.empty() ? own : dtype_of(o.conv_dtype),

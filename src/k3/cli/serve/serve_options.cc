@@ -105,7 +105,10 @@ void add_cache(CLI::App& app, ServeOptions& o) {
       ->delimiter(',')
       ->check(check_checkpoint)
       ->group(group);
-  app.add_flag("--no-prefix-cache", o.no_prefix_cache, "Keep nothing between requests")->group(group);
+  app.add_flag("--no-prefix-cache", o.no_prefix_cache, "Keep no prefixes")->group(group);
+  app.add_flag("--no-keep-idle", o.no_keep_idle,
+               "Free a sequence when its request ends (default: kept, resumable to the token, while there is room)")
+      ->group(group);
 }
 
 }  // namespace

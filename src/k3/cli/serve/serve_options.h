@@ -31,7 +31,7 @@ struct ServeOptions {
   int64_t block_tokens = 0;
   std::string state_dtype = "f32", conv_dtype, latent_dtype;  // "": as the policy computes
   std::vector<std::string> checkpoints = {"end", "turns", "second"};
-  bool no_prefix_cache = false;
+  bool no_prefix_cache = false, no_keep_idle = false;
   ComputeOptions compute;
 };
 

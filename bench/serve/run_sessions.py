@@ -1,0 +1,160 @@
+#!/usr/bin/env python3
+"""What the prefix cache saves on agent sessions: run_sessions.py --k3 build/release/k3 --model models/k3-mini
+
+Replays the trace one request at a time, in file order, against `k3 serve` twice: without the prefix cache and with it.
+Prints the times to the first token, their ratio, and how well they follow from the tokens that had to be computed: the
+model TTFT = a + b N + c N (C + N / 2) with N computed tokens behind C cached ones (the last term is MLA's pairs) is fitted to
+relative errors of the run without the cache and held against the run with it. The hits are compared with the naive rule
+(check_hits.py).
+"""
+import argparse
+import datetime
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+from check_hits import naive_hits
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+def serve(args, *options):
+    """A server with idle sequences off, so that checkpoints are what is measured."""
+    log = tempfile.NamedTemporaryFile("w+", prefix="k3-serve-", suffix=".log")
+    command = [*args.prefix.split(), args.k3, "serve", args.model, "--port", "0", "-q", "--no-keep-idle", "--max-running", "2",
+               "--block-tokens", str(args.block_tokens), "--pool-bytes", args.pool, "-t", str(args.threads), *options]
+    print("$", " ".join(command), flush=True)
+    process = subprocess.Popen(command, stderr=log)
+    for _ in range(1200):
+        with open(log.name, encoding="utf-8") as file:
+            text = file.read()
+        found = re.search(r"listening on (http://\S+)", text)
+        if found:
+            return process, found[1]
+        if process.poll() is not None:
+            break
+        time.sleep(0.1)
+    sys.exit("the server did not start:\n" + text)
+
+
+def replay(args, *options):
+    process, url = serve(args, *options)
+    command = [args.k3, "loadgen", url, "--trace", args.trace, "--sequential", "--scale", str(args.scale), "--max-output", "16",
+               "--warmup", "2", "--timeout", "3600", "--json"]
+    if args.limit:
+        command += ["--limit", str(args.limit)]
+    print("$", " ".join(command), flush=True)
+    out = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout
+    process.terminate()
+    process.wait(60)
+    run = json.loads(out)
+    bad = [r for r in run["requests"] if r["outcome"] != "ok"]
+    if bad:
+        sys.exit(f"{len(bad)} requests failed: {bad[0]}")
+    return run
+
+
+def columns(request):
+    cached = request["cached_tokens"]
+    computed = request["prompt_tokens"] - cached
+    return [1.0, computed, computed * (cached + computed / 2)]
+
+
+def ttft(request):
+    return request["first_token_s"] - request["start_s"]
+
+
+def solve(matrix, right):
+    """Gauss with row exchange, three unknowns."""
+    size = len(right)
+    rows = [list(row) + [value] for row, value in zip(matrix, right)]
+    for i in range(size):
+        pivot = max(range(i, size), key=lambda r: abs(rows[r][i]))
+        rows[i], rows[pivot] = rows[pivot], rows[i]
+        for r in range(size):
+            if r != i:
+                factor = rows[r][i] / rows[i][i]
+                rows[r] = [x - factor * y for x, y in zip(rows[r], rows[i])]
+    return [rows[i][size] / rows[i][i] for i in range(size)]
+
+
+def fit(requests):
+    """Least squares of relative errors; the columns are scaled to be of one size."""
+    points = [([value / ttft(r) for value in columns(r)]) for r in requests]
+    scale = [max(point[k] for point in points) for k in range(3)]
+    points = [[value / s for value, s in zip(point, scale)] for point in points]
+    normal = [[sum(p[i] * p[j] for p in points) for j in range(3)] for i in range(3)]
+    return [value / s for value, s in zip(solve(normal, [sum(p[i] for p in points) for i in range(3)]), scale)]
+
+
+def spread(name, requests, model):
+    """How measured times stand to predicted ones."""
+    ratios = sorted(ttft(r) / sum(k * x for k, x in zip(model, columns(r))) for r in requests)
+    within = sum(1 / 1.3 <= ratio <= 1.3 for ratio in ratios) / len(ratios)
+    at = lambda share: ratios[round(share * (len(ratios) - 1))]
+    print(f"{name:14} | {within:7.1%} | {sum(r > 1.3 for r in ratios)} above | " +
+          "  ".join(f"{share:.0%} {at(share):.2f}" for share in (0, 0.05, 0.5, 0.95, 1)))
+
+
+def table(runs):
+    print(f"\n{'':14} |  TTFT, sum |    median |   largest | prompt tokens | computed")
+    for name, run in runs.items():
+        times = [ttft(r) for r in run["requests"]]
+        prompt = sum(r["prompt_tokens"] for r in run["requests"])
+        computed = prompt - sum(r["cached_tokens"] for r in run["requests"])
+        print(f"{name:14} | {sum(times):8.2f} s | {statistics.median(times) * 1e3:6.0f} ms | {max(times) * 1e3:6.0f} ms | "
+              f"{prompt:13,} | {computed:,}")
+
+
+def compare_hits(args, run):
+    with open(args.trace, encoding="utf-8") as file:
+        records = [json.loads(line) for line in file][:len(run["requests"])]
+    expected = naive_hits(records, args.scale, args.block_tokens)
+    differ = sum((want[0], want[2]) != (got["prompt_tokens"], got["cached_tokens"])
+                 for want, got in zip(expected, run["requests"]))
+    print(f"hits: naive rule {sum(want[2] for want in expected):,} tokens, "
+          f"server {sum(r['cached_tokens'] for r in run['requests']):,}; {differ} of {len(expected)} requests differ")
+    return differ == 0
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--k3", default="build/release/k3", help="default %(default)s")
+    parser.add_argument("--model", default="models/k3-mini", help="default %(default)s")
+    parser.add_argument("--trace", default=os.path.join(HERE, "agent_sessions_0_11.jsonl"))
+    parser.add_argument("--scale", type=float, default=0.25)
+    parser.add_argument("--block-tokens", type=int, default=128, help="512 of the trace after scaling; default %(default)s")
+    parser.add_argument("--pool", default="4GiB", help="of the server, enough for all; default %(default)s")
+    parser.add_argument("-t", "--threads", type=int, default=2)
+    parser.add_argument("--limit", type=int, help="only the first N requests")
+    parser.add_argument("--prefix", default="", help="in front of the server's command, like 'nice -n -5'")
+    parser.add_argument("--json", help="file for both runs")
+    parser.add_argument("--reuse", help="take both runs from this file of --json instead of measuring")
+    args = parser.parse_args()
+    if args.reuse:
+        with open(args.reuse, encoding="utf-8") as file:
+            runs = json.load(file)
+    else:
+        print(datetime.date.today(), flush=True)
+        runs = {"with cache": replay(args, "--checkpoints", "end"), "without": replay(args, "--no-prefix-cache")}
+    if args.json:
+        with open(args.json, "w", encoding="utf-8") as file:
+            json.dump(runs, file)
+    table(runs)
+    total = {name: sum(ttft(r) for r in run["requests"]) for name, run in runs.items()}
+    print(f"\nwith over without: 1 / {total['without'] / total['with cache']:.1f}")
+    model = fit(runs["without"]["requests"])
+    print(f"fit: TTFT = {model[0] * 1e3:.2f} ms + {model[1] * 1e6:.1f} us x N + {model[2] * 1e9:.2f} ns x N (C + N / 2)\n")
+    print(f"{'':14} | in 1.3x |          | measured over predicted: least, quantiles, most")
+    for name, run in runs.items():
+        spread(name, run["requests"], model)
+    return 0 if compare_hits(args, runs["with cache"]) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
