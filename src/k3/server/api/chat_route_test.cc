@@ -312,7 +312,7 @@ TEST_F(ChatRoute, TheLogHoldsNumbersAndNoText) {
   ASSERT_TRUE(test::eventually([&] { return !log().empty(); }));
   const std::string line = log().back();
   EXPECT_THAT(line, testing::StartsWith("abc-1 POST /v1/chat/completions 200 "));
-  for (const char* word : {"prompt ", "cached 0", "matched 0", "limit nothing_cached", "computed", "generated "})
+  for (const char* word : {"prompt ", "cached 0", "matched 0", "limit none", "copied 0 B", "computed", "generated "})
     EXPECT_THAT(line, HasSubstr(word));
   for (const char* word : {"secret", "words", "private"}) EXPECT_THAT(line, testing::Not(HasSubstr(word)));
 }
