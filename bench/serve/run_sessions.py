@@ -11,47 +11,38 @@ import argparse
 import datetime
 import json
 import os
-import re
 import statistics
 import subprocess
 import sys
-import tempfile
-import time
 
 from check_hits import naive_hits
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "tools"))
+from serve_process import ServeProcess  # noqa: E402
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 def serve(args, *options):
     """A server with idle sequences off, so that checkpoints are what is measured."""
-    log = tempfile.NamedTemporaryFile("w+", prefix="k3-serve-", suffix=".log")
-    command = [*args.prefix.split(), args.k3, "serve", args.model, "--port", "0", "-q", "--no-keep-idle", "--max-running", "2",
-               "--block-tokens", str(args.block_tokens), "--pool-bytes", args.pool, "-t", str(args.threads), *options]
-    print("$", " ".join(command), flush=True)
-    process = subprocess.Popen(command, stderr=log)
-    for _ in range(1200):
-        with open(log.name, encoding="utf-8") as file:
-            text = file.read()
-        found = re.search(r"listening on (http://\S+)", text)
-        if found:
-            return process, found[1]
-        if process.poll() is not None:
-            break
-        time.sleep(0.1)
-    sys.exit("the server did not start:\n" + text)
+    server = ServeProcess(args.k3, args.model, "-q", "--no-keep-idle", "--max-running", "2", "--block-tokens",
+                          str(args.block_tokens), "--pool-bytes", args.pool, "-t", str(args.threads), *options,
+                          prefix=args.prefix.split())
+    print("$", " ".join(server.command), flush=True)
+    return server
 
 
 def replay(args, *options):
-    process, url = serve(args, *options)
-    command = [args.k3, "loadgen", url, "--trace", args.trace, "--sequential", "--scale", str(args.scale), "--max-output", "16",
+    server = serve(args, *options)
+    command = [args.k3, "loadgen", server.url, "--trace", args.trace, "--sequential", "--scale", str(args.scale), "--max-output", "16",
                "--warmup", "2", "--timeout", "3600", "--json"]
     if args.limit:
         command += ["--limit", str(args.limit)]
     print("$", " ".join(command), flush=True)
-    out = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout
-    process.terminate()
-    process.wait(60)
+    try:
+        out = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout
+    finally:
+        server.stop()
     run = json.loads(out)
     bad = [r for r in run["requests"] if r["outcome"] != "ok"]
     if bad:

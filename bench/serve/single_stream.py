@@ -9,13 +9,14 @@ import argparse
 import datetime
 import json
 import os
-import re
 import socket
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "tools"))
+from serve_process import ServeProcess  # noqa: E402
 
 PROMPT = "It was a dark and stormy night, and the old captain began to tell his story."
 
@@ -29,20 +30,8 @@ def run_once(args):
 
 def start(args):
     small = ["--conv-dtype", "bf16", "--latent-dtype", "bf16"] if args.policy == "bf16" else []
-    log = tempfile.NamedTemporaryFile("w+", prefix="k3-serve-", suffix=".log")
-    command = [*args.prefix.split(), args.k3, "serve", args.model, "--port", "0", "-q", "-t", str(args.threads),
-               "--policy", args.policy, *(args.serve.split() if args.serve is not None else small)]
-    process = subprocess.Popen(command, stderr=log)
-    for _ in range(600):
-        with open(log.name, encoding="utf-8") as file:
-            text = file.read()
-        found = re.search(r"listening on http://127.0.0.1:(\d+)", text)
-        if found:
-            return process, int(found[1])
-        if process.poll() is not None:
-            break
-        time.sleep(0.1)
-    sys.exit("the server did not start:\n" + text)
+    return ServeProcess(args.k3, args.model, "-q", "-t", str(args.threads), "--policy", args.policy,
+                        *(args.serve.split() if args.serve is not None else small), prefix=args.prefix.split())
 
 
 def serve_once(args, port, model):
@@ -85,15 +74,15 @@ def main():
     parser.add_argument("--serve", help="options of k3 serve instead of those that make its caches like k3 run's")
     parser.add_argument("--prefix", default="", help="in front of both programs, like 'nice -n -5'")
     args = parser.parse_args()
-    process, port = start(args)
+    server = start(args)
     name = os.path.basename(os.path.normpath(args.model))
     ratios, rates = [], {"run": [], "serve": []}
     print(datetime.date.today(), " ".join(sys.argv), flush=True)
     try:
-        run_once(args), serve_once(args, port, name)  # files into memory, pages of the pool
+        run_once(args), serve_once(args, server.port, name)  # files into memory, pages of the pool
         for pair in range(args.pairs):
             order = ["run", "serve"] if pair % 2 == 0 else ["serve", "run"]
-            results = {side: run_once(args) if side == "run" else serve_once(args, port, name) for side in order}
+            results = {side: run_once(args) if side == "run" else serve_once(args, server.port, name) for side in order}
             (run_text, run_rate, run_tokens), (serve_text, serve_rate, serve_tokens) = results["run"], results["serve"]
             same = (run_text, run_tokens) == (serve_text, serve_tokens)
             ratios.append(serve_rate / run_rate)
@@ -104,8 +93,7 @@ def main():
                   f"{run_tokens} tokens, "
                   f"{'same text' if same else f'OTHER TEXT ({serve_tokens} tokens)'}; load {load}", flush=True)
     finally:
-        process.terminate()
-        process.wait(60)
+        server.stop()
     print(f"median ratio {statistics.median(ratios):.3f} (run {statistics.median(rates['run']):.1f}, serve "
           f"{statistics.median(rates['serve']):.1f} tokens/s; best of each {max(rates['run']):.1f}, {max(rates['serve']):.1f})")
     return 0

@@ -5,13 +5,13 @@ Chat, streaming, tools over several turns, structured output, log probabilities,
 small, so what is checked is form: that the clients accept what comes, and that streams and whole answers agree.
 """
 import json
-import re
-import subprocess
+import os
 import sys
-import threading
 import time
 import unittest
-import urllib.request
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "tools"))
+from serve_process import ServeProcess  # noqa: E402
 
 try:
     import anthropic
@@ -26,52 +26,14 @@ TOOL = {"type": "function", "function": {"name": "tide_at", "description": "High
 OFF = {"thinking": {"type": "disabled"}}
 
 
-class Server:
-    """k3 serve on a free port, its stderr kept."""
-
-    def __init__(self, *options):
-        self.process = subprocess.Popen([PROGRAM, "serve", MODEL, "--port", "0", "-t", "1", "--ctx", "2048", *options],
-                                        stderr=subprocess.PIPE, text=True)
-        self.lines, self.url = [], None
-        ready = threading.Event()
-
-        def read():
-            for line in self.process.stderr:
-                self.lines.append(line)
-                found = re.search(r"listening on (http://\S+)", line)
-                if found:
-                    self.url = found[1]
-                    ready.set()
-            ready.set()
-
-        self.reader = threading.Thread(target=read, daemon=True)
-        self.reader.start()
-        ready.wait(120)
-        if self.url is None:
-            raise RuntimeError("the server did not start:\n" + "".join(self.lines))
-
-    def get(self, path):
-        with urllib.request.urlopen(self.url + path, timeout=30) as answer:
-            return answer.read().decode()
-
-    def gauge(self, name):
-        return float(re.search(rf"^{re.escape(name)} (\S+)$", self.get("/metrics"), re.M)[1])
-
-    def wait(self):
-        code = self.process.wait(60)
-        self.reader.join(10)
-        self.process.stderr.close()
-        return code
-
-    def stop(self):
-        self.process.terminate()
-        return self.wait()
+def serve(*options):
+    return ServeProcess(PROGRAM, MODEL, "-t", "1", "--ctx", "2048", *options)
 
 
 class Clients(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.server = Server()
+        cls.server = serve()
         cls.client = openai.OpenAI(base_url=cls.server.url + "/v1", api_key="any", max_retries=0, timeout=120)
         cls.claude = anthropic.Anthropic(base_url=cls.server.url, api_key="any", max_retries=0, timeout=120)
         cls.model = cls.client.models.list().data[0].id
@@ -82,7 +44,7 @@ class Clients(unittest.TestCase):
         cls.claude.close()
         code = cls.server.stop()
         if code != 0:
-            raise RuntimeError(f"exit code {code}:\n" + "".join(cls.server.lines[-20:]))
+            raise RuntimeError(f"exit code {code}:\n" + cls.server.text()[-2000:])
 
     def ask(self, text="What is the capital of France?", **options):
         options.setdefault("temperature", 0)
@@ -250,12 +212,12 @@ class Clients(unittest.TestCase):
 
     def test_the_log_has_no_prompt(self):
         self.ask("A very secret question.")
-        self.assertNotIn("secret", "".join(self.server.lines))
+        self.assertNotIn("secret", self.server.text())
 
 
 class Stopping(unittest.TestCase):
     def test_sigterm_lets_a_stream_finish(self):
-        server = Server("--quiet")
+        server = serve("--quiet")
         client = openai.OpenAI(base_url=server.url + "/v1", api_key="any", max_retries=0)
         model = client.models.list().data[0].id
         stream = client.chat.completions.create(model=model, messages=[{"role": "user", "content": "Hi"}], stream=True, max_tokens=40,
@@ -269,7 +231,7 @@ class Stopping(unittest.TestCase):
         client.close()
 
     def test_the_limit_cuts_off_with_a_reason(self):
-        server = Server("--drain-seconds", "0.2")
+        server = serve("--drain-seconds", "0.2")
         client = openai.OpenAI(base_url=server.url + "/v1", api_key="any", max_retries=0)
         model = client.models.list().data[0].id
         stream = client.chat.completions.create(model=model, messages=[{"role": "user", "content": "Hi"}], stream=True, max_tokens=1900,

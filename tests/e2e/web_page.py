@@ -1,57 +1,19 @@
 """What the tests of the built-in page stand on: the server, the browser, recorded answers, and the page's handling."""
 import json
-import re
+import os
 import shutil
-import subprocess
-import threading
+import sys
 import time
 import unittest
-import urllib.request
 
 from selenium import webdriver
 from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.common.keys import Keys
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "tools"))
+from serve_process import ServeProcess  # noqa: E402
+
 PATIENCE = 60  # seconds; a limit for what must happen, not a measure
-
-
-class Server:
-    """k3 serve on a free port."""
-
-    def __init__(self, program, model, *options):
-        self.process = subprocess.Popen([program, "serve", model, "--port", "0", "-t", "1", "--ctx", "2048", *options],
-                                        stderr=subprocess.PIPE, text=True)
-        self.lines, self.url = [], None
-        ready = threading.Event()
-
-        def read():
-            for line in self.process.stderr:
-                self.lines.append(line)
-                found = re.search(r"listening on (http://\S+)", line)
-                if found:
-                    self.url = found[1]
-                    ready.set()
-            ready.set()
-
-        self.reader = threading.Thread(target=read, daemon=True)
-        self.reader.start()
-        ready.wait(120)
-        if self.url is None:
-            self.stop()
-            raise RuntimeError("the server did not start:\n" + "".join(self.lines))
-
-    def gauge(self, name):
-        with urllib.request.urlopen(self.url + "/metrics", timeout=30) as answer:
-            return float(re.search(rf"^{re.escape(name)} (\S+)$", answer.read().decode(), re.M)[1])
-
-    def stop(self):
-        self.process.terminate()
-        try:
-            self.process.wait(60)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-        self.reader.join(10)
-        self.process.stderr.close()
 
 
 def start_browser():
@@ -115,7 +77,7 @@ class PageTest(unittest.TestCase):
 
     @classmethod
     def start(cls, *options):
-        cls.server = Server(cls.program, cls.model, "--quiet", *options)
+        cls.server = ServeProcess(cls.program, cls.model, "-t", "1", "--ctx", "2048", "--quiet", *options)
         cls.addClassCleanup(cls.server.stop)
         cls.driver = start_browser()
         cls.addClassCleanup(cls.driver.quit)

@@ -8,18 +8,17 @@ one must have got a beginning of it. Then: what 1,000 waiting streams cost. `--s
 """
 import argparse
 import asyncio
-import atexit
 import json
 import os
 import random
 import re
 import resource
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
-import urllib.request
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "tools"))
+from serve_process import ServeProcess  # noqa: E402
 
 MOST_GAPS = 20           # a token within so many median gaps
 RSS_SHARE = 0.05
@@ -30,34 +29,7 @@ WORDS = ("the water house light small green river stone after under night mornin
          "number story field music garden winter summer north south open close begin again never always until where").split()
 
 
-class Server:
-    """k3 serve on a free port, stderr in a file (a pipe that nobody reads would stop it)."""
-
-    def __init__(self, program, model, *options):
-        self.log = tempfile.NamedTemporaryFile("w+", prefix="k3-serve-", suffix=".log")
-        self.process = subprocess.Popen([program, "serve", model, "--port", "0", "--dev", *options], stderr=self.log)
-        atexit.register(self.process.kill)  # no effect on one that has ended
-        end = time.time() + 120
-        while not (found := re.search(r"listening on http://\S+:(\d+)", self.text())):
-            if self.process.poll() is not None or time.time() > end:
-                raise RuntimeError("the server did not start:\n" + self.text())
-            time.sleep(0.05)
-        self.port = int(found[1])
-
-    def text(self):
-        with open(self.log.name, encoding="utf-8") as file:
-            return file.read()
-
-    def ask(self, path, body=None):
-        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data=body,
-                                         headers={"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            return answer.read().decode()
-
-    def metrics(self):
-        lines = (line.rsplit(" ", 1) for line in self.ask("/metrics").splitlines() if not line.startswith("#"))
-        return {name: float(value) for name, value in lines}
-
+class Server(ServeProcess):
     def rss(self):
         with open(f"/proc/{self.process.pid}/status", encoding="utf-8") as file:
             return int(re.search(r"VmRSS:\s+(\d+) kB", file.read())[1]) * 1024
@@ -92,8 +64,7 @@ class Server:
                 "file descriptors": len(fds)}, self.rss(), m
 
     def stop(self):
-        self.process.terminate()
-        code = self.process.wait(60)
+        code = super().stop()
         if code != 0:
             raise AssertionError(f"exit code {code}:\n" + self.text()[-2000:])
 
@@ -211,7 +182,7 @@ def check(name, good, text):
 
 
 def steady(args, rng):
-    server = Server(args.k3, args.model, "--max-running", str(args.streams), "--ctx", "1024", "--deterministic", *args.serve)
+    server = Server(args.k3, args.model, "--dev", "--max-running", str(args.streams), "--ctx", "1024", "--deterministic", *args.serve)
     requests = catalogue(rng, 400)
     # What stays for good (buffers, connection pools, the pool's own pages) is touched before the comparison begins.
     full = lambda: server.metrics()["k3:evicted_pages_total"] > 0
@@ -282,7 +253,7 @@ async def crowd(server, count):
 
 
 def queue(args):
-    server = Server(args.k3, args.model, "--max-running", "2", "--max-queued", "2000", "--ctx", "8192")
+    server = Server(args.k3, args.model, "--dev", "--max-running", "2", "--max-queued", "2000", "--ctx", "8192")
     before, _, _ = server.state()
     cost = asyncio.run(crowd(server, WAITING))
     after, _, m = server.state()

@@ -2,8 +2,14 @@
 
 #include <cmath>
 #include <numbers>
+#include <random>
 
 namespace k3 {
+
+uint64_t random_seed() {
+  std::random_device device;
+  return uint64_t{device()} << 32 | device();
+}
 namespace {
 
 constexpr uint32_t kMul0 = 0xD2511F53, kMul1 = 0xCD9E8D57;

@@ -11,6 +11,8 @@ namespace k3 {
 
 std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key);
 
+uint64_t random_seed();  // of the system: another one every time
+
 class Rng {
  public:
   Rng(uint64_t seed, uint64_t stream) : seed_(seed), stream_(stream) {}

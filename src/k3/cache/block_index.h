@@ -1,7 +1,7 @@
 // Purpose:  which page holds which block: a hash table from block key to the records of the pages that hold it.
 // Shapes:   one record for each (slot, block in slot); record = slot * blocks_per_slot + block. A slot is a page of the pool
 //           or of a tier.
-// Units:    32 bytes a record, and at most 8 in the table.
+// Units:    32 bytes a record; the table takes 8 to 16 bytes a key (at most half full, 4 KiB at least) and never shrinks.
 // Memory:   records are allocated once; the table grows by doubling (at most half full). No allocation in find.
 // Threads:  one thread.
 // Errors:   CHECKs for a record inserted twice or erased while empty.
@@ -48,7 +48,7 @@ class BlockIndex {
     int32_t next = kNone, prev = kUnused;
     int32_t checkpoint = kNone;
   };
-  static_assert(sizeof(Record) <= 64);
+  static_assert(sizeof(Record) == 32);
 
   const Record& at(int32_t record) const { return records_[static_cast<size_t>(record)]; }
   Record& at(int32_t record) { return records_[static_cast<size_t>(record)]; }

@@ -1,8 +1,8 @@
 #include "k3/cache/hybrid_cache.h"
 
 #include <algorithm>
-#include <random>
 
+#include "k3/base/rng.h"
 #include "k3/cache/state.h"
 
 namespace k3::cache {
@@ -30,11 +30,6 @@ Status check_options(const CacheOptions& options) {
   }
   if (options.host_bytes < 0 || options.disk_bytes < 0) return fail(Code::invalid_argument, "cache: a tier of negative size");
   return {};
-}
-
-uint64_t draw_seed() {
-  std::random_device device;
-  return uint64_t{device()} << 32 | device();
 }
 
 }  // namespace
@@ -70,7 +65,7 @@ Result<std::unique_ptr<HybridCache>> HybridCache::create(const CacheOptions& opt
   if (options.enabled && options.compare_tokens) {
     K3_TRY_ASSIGN(impl->token_store, Storage::reserve(count * options.shape.page_tokens * static_cast<int64_t>(sizeof(int32_t))));
   }
-  impl->seed = draw_seed();
+  impl->seed = random_seed();
   if (options.enabled) K3_TRY(impl->open_tiers());
   return std::unique_ptr<HybridCache>(new HybridCache(std::move(impl)));
 }

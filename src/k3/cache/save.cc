@@ -1,9 +1,8 @@
 // A sequence as bytes: magic, identity, shape and length, the latents in use, the states, a checksum of all of it.
-#include <xxhash.h>
-
 #include <algorithm>
 #include <cstring>
 
+#include "k3/base/hash/hash64.h"
 #include "k3/cache/state.h"
 
 namespace k3::cache {
@@ -12,14 +11,6 @@ namespace {
 
 constexpr char kMagic[8] = {'k', '3', 's', 'e', 'q', '0', '0', '1'};
 constexpr uint64_t kMostIdentityBytes = 1 << 16;
-
-using Digest = std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)>;
-
-Digest new_digest() {
-  Digest digest(XXH3_createState(), &XXH3_freeState);
-  K3_CHECK(digest != nullptr && XXH3_64bits_reset(digest.get()) == XXH_OK, "no memory for a checksum");
-  return digest;
-}
 
 struct Head {
   int64_t tokens, mla_layers, latent_row_bytes, kda_layers, state_bytes, conv_bytes;
@@ -61,9 +52,9 @@ Status visit_content(const CacheShape& shape, const PagePool& pool, std::span<co
 
 Status HybridCache::Impl::save(const Sequence& sequence, const std::function<Status(std::span<const std::byte>)>& write) const {
   if (!pool.backed()) return fail(Code::unsupported, "a cache without memory has nothing to save");
-  Digest digest = new_digest();
+  Hash64 digest;
   const auto put = [&](std::span<const std::byte> bytes) {
-    XXH3_64bits_update(digest.get(), bytes.data(), bytes.size());
+    digest.update(bytes);
     return write(bytes);
   };
   const Head head = head_of(shape, sequence.length);
@@ -73,7 +64,7 @@ Status HybridCache::Impl::save(const Sequence& sequence, const std::function<Sta
   K3_TRY(put(std::as_bytes(std::span(options.identity))));
   K3_TRY(put(std::as_bytes(std::span(&head, 1))));
   K3_TRY(visit_content(shape, pool, sequence.table, sequence.states, head, put));
-  const uint64_t sum = XXH3_64bits_digest(digest.get());
+  const uint64_t sum = digest.digest();
   return write(std::as_bytes(std::span(&sum, 1)));
 }
 
@@ -81,10 +72,10 @@ Result<SequenceId> HybridCache::Impl::restore(int64_t tokens, const std::functio
   if (!pool.backed()) return fail(Code::unsupported, "a cache without memory cannot restore");
   if (tokens < 0) return fail(Code::invalid_argument, "a saved sequence of {} tokens", tokens);
   K3_TRY(check_fits(tokens, "a saved sequence"));
-  Digest digest = new_digest();
+  Hash64 digest;
   const auto get = [&](std::span<std::byte> bytes) -> Status {
     K3_TRY(read(bytes));
-    XXH3_64bits_update(digest.get(), bytes.data(), bytes.size());
+    digest.update(bytes);
     return {};
   };
   char magic[sizeof kMagic];
@@ -111,7 +102,7 @@ Result<SequenceId> HybridCache::Impl::restore(int64_t tokens, const std::functio
   for (int64_t g = 0; g < groups; ++g) sequence.states.push_back(take(PageUse::state));
   Status status = visit_content(shape, pool, sequence.table, sequence.states, head, get);
   if (status.ok()) {
-    const uint64_t sum = XXH3_64bits_digest(digest.get());
+    const uint64_t sum = digest.digest();
     uint64_t saved = 0;
     status = read(std::as_writable_bytes(std::span(&saved, 1)));
     if (status.ok() && saved != sum) status = fail(Code::corrupt, "a saved sequence is damaged: its checksum does not fit");

@@ -156,28 +156,6 @@ class LineReader {
   std::string file_;
 };
 
-std::string text_of(const ChatMessage& message) {
-  std::string text;
-  for (const ContentPart& part : message.content) text += part.text;
-  return text;
-}
-
-std::string conversation_json(const ChatSession& session) {
-  JsonWriter w(1);
-  w.begin_object().key("messages").begin_array();
-  for (const ChatMessage& message : session.messages()) {
-    w.begin_object().field("role", role_name(message.role)).field("content", text_of(message));
-    if (!message.reasoning.empty()) w.field("reasoning_content", message.reasoning);
-    w.end_object();
-  }
-  w.end_array();
-  const Thinking thinking = session.thinking();
-  w.key("thinking").begin_object().field("type", thinking.enabled ? "enabled" : "disabled");
-  if (thinking.enabled) w.field("effort", effort_name(thinking.effort));
-  w.end_object().end_object();
-  return w.text() + "\n";
-}
-
 class Chat {
  public:
   Chat(ChatSession& session, const ChatOptions& options, GenerateOptions generation, std::string identity)
@@ -261,7 +239,7 @@ class Chat {
     if (text.empty()) {
       const auto& messages = session_.messages();
       const bool has = !messages.empty() && messages.front().role == Role::system;
-      note(has ? text_of(messages.front()) : "There is no system message; set one with /system TEXT.");
+      note(has ? content_text(messages.front()) : "There is no system message; set one with /system TEXT.");
       return;
     }
     session_.set_system(text);
@@ -288,7 +266,10 @@ class Chat {
       note(fmt::format("Wrote {} ({} messages with {} tokens read).", path, session_.messages().size(), session_.context_used()));
       return {};
     }
-    K3_TRY(write_file(path, conversation_json(session_)));
+    JsonWriter w(1);
+    w.begin_object();
+    session_.write_conversation(w);
+    K3_TRY(write_file(path, w.end_object().text() + "\n"));
     note(fmt::format("Wrote {} ({} messages).", path, session_.messages().size()));
     return {};
   }

@@ -78,11 +78,8 @@ Status perplexity_command(const PerplexityOptions& options) {
   needs.logit_rows = 0;
   K3_TRY_ASSIGN(const LoadedModel loaded, load_model(options.model, options.compute, needs));
   K3_TRY_ASSIGN(RunnerOptions run, runner_options(options.compute, loaded.model->config()));
-  const auto dtype_of = [](const std::string& name) -> std::optional<DType> {
-    if (name.empty()) return std::nullopt;
-    return name == "f32" ? DType::f32 : name == "bf16" ? DType::bf16 : DType::f8_e4m3;
-  };
-  run.dtypes = {dtype_of(options.state_dtype), dtype_of(options.latent_dtype)};
+  if (!options.state_dtype.empty()) run.dtypes.state = cache_dtype(options.state_dtype);
+  if (!options.latent_dtype.empty()) run.dtypes.latent = cache_dtype(options.latent_dtype);
   Progress bar("perplexity", static_cast<int64_t>(text.ids.size()), "tokens");
   K3_TRY_ASSIGN(const PerplexityResult r, measure_perplexity(*loaded.model, *loaded.pool, run, text, options.window,
                                                              [&](int64_t done) { bar.update(done); }));

@@ -119,6 +119,10 @@ Result<LoadedModel> load_model(const std::string& path, const ComputeOptions& op
   return loaded;
 }
 
+DType cache_dtype(const std::string& name) {
+  return name == "bf16" ? DType::bf16 : name == "f8_e4m3" ? DType::f8_e4m3 : DType::f32;
+}
+
 Result<RunnerOptions> runner_options(const ComputeOptions& options, const Config& config) {
   RunnerOptions out;
   out.policy = options.policy == "exact" ? ops::Policy::exact : ops::Policy::bf16;

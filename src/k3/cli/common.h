@@ -40,6 +40,7 @@ struct RunNeeds {
 std::unique_ptr<ThreadPool> make_pool(int threads);
 
 Result<LoadedModel> load_model(const std::string& path, const ComputeOptions& options, const RunNeeds& needs = {});
+DType cache_dtype(const std::string& name);  // f32, bf16 or f8_e4m3, as CLI11 has checked
 Result<RunnerOptions> runner_options(const ComputeOptions& options, const Config& config);
 
 // The tokenizer of a model folder (or of the folder of its config.json).

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "k3/base/json_writer.h"
 #include "k3/engine/generate.h"
 #include "k3/format/chat/chat.h"
 #include "k3/format/chat/output/output_parser.h"
@@ -47,6 +48,9 @@ class ChatSession {
   // session is forgotten when it fails half-way.
   Status save(const std::string& path, const std::string& identity, const std::string& note) const;
   Result<std::string> load(const std::string& path, const std::string& identity);
+
+  // "messages" and "thinking" of a chat request, into an open object; parse_chat_request reads them back.
+  void write_conversation(JsonWriter& writer) const;
 
   using EventSink = std::function<void(const ChatEvent&)>;
   Result<ChatTurn> send(const std::string& text, const GenerateOptions& options, const std::vector<std::string>& stops,

@@ -7,31 +7,6 @@
 namespace k3 {
 namespace {
 
-std::string text_of(const ChatMessage& message) {
-  std::string text;
-  for (const ContentPart& part : message.content) text += part.text;
-  return text;
-}
-
-Result<Role> role_of(const JsonNode* node) {
-  for (const Role role : {Role::system, Role::user, Role::assistant}) {
-    if (node != nullptr && node->text == role_name(role)) return role;
-  }
-  return fail(Code::corrupt, "a message without a known role");
-}
-
-Result<std::vector<ChatMessage>> messages_of(const JsonNode* list) {
-  if (list == nullptr || !list->is_array()) return fail(Code::corrupt, "no messages");
-  std::vector<ChatMessage> messages;
-  for (const JsonNode& item : list->items) {
-    K3_TRY_ASSIGN(const Role role, role_of(item.find("role")));
-    const JsonNode *content = item.find("content"), *reasoning = item.find("reasoning_content");
-    messages.push_back(text_message(role, content != nullptr ? content->text : ""));
-    if (reasoning != nullptr) messages.back().reasoning = reasoning->text;
-  }
-  return messages;
-}
-
 // The digits of a JSON number; 0 for anything else, which the checks of the caller refuse.
 int64_t number_of(const JsonNode* node) {
   return node != nullptr && node->is_number() ? std::strtoll(std::string(node->raw).c_str(), nullptr, 10) : 0;
@@ -39,19 +14,27 @@ int64_t number_of(const JsonNode* node) {
 
 }  // namespace
 
-Status ChatSession::save(const std::string& path, const std::string& identity, const std::string& note) const {
-  JsonWriter w;
-  w.begin_object().key("messages").begin_array();
+void ChatSession::write_conversation(JsonWriter& w) const {
+  w.key("messages").begin_array();
   for (const ChatMessage& message : request_.messages) {
-    w.begin_object().field("role", role_name(message.role)).field("content", text_of(message));
+    w.begin_object().field("role", role_name(message.role)).field("content", content_text(message));
     if (!message.reasoning.empty()) w.field("reasoning_content", message.reasoning);
     w.end_object();
   }
-  w.end_array().key("queue").begin_array();
+  const Thinking thought = thinking();
+  w.end_array().key("thinking").begin_object().field("type", thought.enabled ? "enabled" : "disabled");
+  if (thought.enabled) w.field("effort", effort_name(thought.effort));
+  w.end_object();
+}
+
+Status ChatSession::save(const std::string& path, const std::string& identity, const std::string& note) const {
+  if (request_.messages.empty()) return fail(Code::invalid_argument, "there is no conversation to save yet");
+  JsonWriter w;
+  w.begin_object();
+  write_conversation(w);
+  w.key("queue").begin_array();
   for (const int32_t id : queue_) w.value(id);
   w.end_array().field("rendered", rendered_).field("note", note);
-  if (request_.thinking.enabled) w.field("thinking", *request_.thinking.enabled);
-  if (request_.thinking.effort) w.field("effort", effort_name(*request_.thinking.effort));
   w.end_object();
   SlotHeader header;
   header.identity = identity;
@@ -67,7 +50,7 @@ Status ChatSession::save(const std::string& path, const std::string& identity, c
 Result<std::string> ChatSession::load(const std::string& path, const std::string& identity) {
   K3_TRY_ASSIGN(SlotFileReader file, SlotFileReader::open(path, identity));
   K3_TRY_ASSIGN(const JsonNode root, parse_json(file.header().salt).with_context(path));
-  K3_TRY_ASSIGN(std::vector<ChatMessage> messages, messages_of(root.find("messages")).with_context(path));
+  K3_TRY_ASSIGN(ChatRequest request, parse_chat_request(root).with_context(path));
   std::vector<int32_t> queue;
   if (const JsonNode* list = root.find("queue")) {
     for (const JsonNode& id : list->items) queue.push_back(static_cast<int32_t>(number_of(&id)));
@@ -75,8 +58,8 @@ Result<std::string> ChatSession::load(const std::string& path, const std::string
   const int64_t rendered = number_of(root.find("rendered"));
   K3_TRY(runner_.model().check_ids(queue));
   K3_TRY(runner_.model().check_ids(file.header().tokens));
-  if (rendered < 0 || rendered > static_cast<int64_t>(messages.size())) {
-    return fail(Code::corrupt, "{}: {} of {} messages are read", path, rendered, messages.size());
+  if (rendered < 0 || rendered > static_cast<int64_t>(request.messages.size())) {
+    return fail(Code::corrupt, "{}: {} of {} messages are read", path, rendered, request.messages.size());
   }
   forget_state();
   K3_TRY(runner_.restore(sequence_, static_cast<int64_t>(file.header().tokens.size()),
@@ -85,14 +68,8 @@ Result<std::string> ChatSession::load(const std::string& path, const std::string
     runner_.reset(sequence_);
     return std::move(whole).take_error();
   }
-  request_.messages = std::move(messages);
-  request_.thinking = {};
-  if (const JsonNode* enabled = root.find("thinking")) request_.thinking.enabled = enabled->flag;
-  if (const JsonNode* effort = root.find("effort")) {
-    for (const Effort e : {Effort::low, Effort::high, Effort::max}) {
-      if (effort->text == effort_name(e)) request_.thinking.effort = e;
-    }
-  }
+  request_.messages = std::move(request.messages);
+  request_.thinking = request.thinking;
   rendered_ = rendered;
   queue_ = std::move(queue);
   seen_ = file.header().tokens;

@@ -148,14 +148,29 @@ void EngineCore::expire() {
 
 // ---- admission ----
 
-int32_t EngineCore::free_slot() {
+// An empty slot, else the one whose idle sequence was used least recently; -1 when all are running.
+int32_t EngineCore::free_slot(int32_t except) const {
   int32_t oldest = -1;
-  for (size_t i = 0; i < slots_.size(); ++i) {
-    if (slots_[i].line != nullptr) continue;
-    if (!slots_[i].idle) return static_cast<int32_t>(i);
-    if (oldest < 0 || slots_[i].last_use < slots_[static_cast<size_t>(oldest)].last_use) oldest = static_cast<int32_t>(i);
+  for (int32_t i = 0; i < static_cast<int32_t>(slots_.size()); ++i) {
+    const Slot& slot = slots_[static_cast<size_t>(i)];
+    if (slot.line != nullptr || i == except) continue;
+    if (!slot.idle) return i;
+    if (oldest < 0 || slot.last_use < slots_[static_cast<size_t>(oldest)].last_use) oldest = i;
   }
   return oldest;
+}
+
+void EngineCore::empty(Slot& slot) {
+  if (slot.idle) cache_.release(*slot.idle);
+  slot = Slot();
+}
+
+// Fewer lines run than there are slots.
+void EngineCore::occupy(Line& line) {
+  line.slot = free_slot();
+  Slot& slot = slots_[static_cast<size_t>(line.slot)];
+  empty(slot);
+  slot.line = &line;
 }
 
 // Gives up the idle sequence that was used least recently.
@@ -165,8 +180,7 @@ bool EngineCore::release_idle() {
     if (slot.idle && (oldest == nullptr || slot.last_use < oldest->last_use)) oldest = &slot;
   }
   if (oldest == nullptr) return false;
-  cache_.release(*oldest->idle);
-  *oldest = Slot();
+  empty(*oldest);
   return true;
 }
 
@@ -177,13 +191,13 @@ bool EngineCore::take_idle(Line& line) {
   Slot* best = nullptr;
   for (size_t i = 0; i < slots_.size(); ++i) {
     Slot& slot = slots_[i];
-    if (!slot.idle || slot.salt != r.cache_salt || slot.tokens.size() >= line.tokens.size()) continue;
+    if (!slot.idle || slot.kept.salt != r.cache_salt || slot.kept.tokens.size() >= line.tokens.size()) continue;
     if (r.slot && *r.slot != static_cast<int32_t>(i)) continue;
-    if (best != nullptr && best->tokens.size() >= slot.tokens.size()) continue;
-    if (std::equal(slot.tokens.begin(), slot.tokens.end(), line.tokens.begin())) best = &slot;
+    if (best != nullptr && best->kept.tokens.size() >= slot.kept.tokens.size()) continue;
+    if (std::equal(slot.kept.tokens.begin(), slot.kept.tokens.end(), line.tokens.begin())) best = &slot;
   }
   if (best == nullptr) return false;
-  const auto length = static_cast<int64_t>(best->tokens.size());
+  const auto length = static_cast<int64_t>(best->kept.tokens.size());
   const cache::CachePrompt prompt{line.keys.keys(), line.tokens, line.size(), r.turn_ends};
   if (cache_.peek(prompt).cached_tokens >= length) return false;
   line.sequence = best->idle;
@@ -222,11 +236,7 @@ bool EngineCore::admit_line(Line& line) {
     }
     if (!release_idle()) return false;
   }
-  line.slot = free_slot();
-  Slot& slot = slots_[static_cast<size_t>(line.slot)];
-  if (slot.idle) cache_.release(*slot.idle);
-  slot = Slot();
-  slot.line = &line;
+  occupy(line);
   start(line, admitted);
   return true;
 }
@@ -305,6 +315,9 @@ std::vector<EngineCore::Line*> EngineCore::plan_step(std::vector<StepItem>& item
   std::stable_sort(order.begin(), order.end(), [&](const Line* a, const Line* b) {
     return goes_before(options_.schedule, candidate(*a), candidate(*b));
   });
+  // Every line may want a row of logits; those that want one a token share the rest.
+  constexpr int64_t kPromptRows = 128;  // keeps the logits of a step small where no memory plan does
+  int64_t spare_rows = std::min(executor_.most_rows() - static_cast<int64_t>(order.size()), kPromptRows);
   std::vector<int64_t> prompts(order.size(), 0);
   for (size_t i = 0; i < order.size(); ++i) {
     Line& line = *order[i];
@@ -314,19 +327,21 @@ std::vector<EngineCore::Line*> EngineCore::plan_step(std::vector<StepItem>& item
       --budget;
     } else if (line.state == Line::State::prefill) {
       prompts[i] = line.remaining();
-      if (line.job->request.prompt_logprobs) prompts[i] = std::min(prompts[i], executor_.most_rows());
+      if (line.job->request.prompt_logprobs) {
+        prompts[i] = std::min(prompts[i], 1 + spare_rows);
+        spare_rows -= prompts[i] - 1;
+      }
     }
   }
   const std::vector<int64_t> shares = share_prefill(prompts, budget);
   for (size_t i = 0; i < order.size(); ++i) order[i]->planned += shares[i];
   for (Line* line : order) {
-    const bool runs = line->state == Line::State::prefill || line->state == Line::State::decode;  // may have given way
-    if (line->planned > 0 && runs) make_room(*line, line->cached + line->planned);
+    if (line->planned > 0 && line->runs()) make_room(*line, line->cached + line->planned);
   }
   std::vector<Line*> lines;
   items.clear();
   for (Line* line : order) {
-    if (line->planned == 0 || (line->state != Line::State::prefill && line->state != Line::State::decode)) continue;
+    if (line->planned == 0 || !line->runs()) continue;  // has given way or ended
     StepItem item;
     const int64_t target = line->cached + line->planned;
     item.tokens = std::span(line->tokens).subspan(static_cast<size_t>(line->cached), static_cast<size_t>(line->planned));
@@ -335,8 +350,8 @@ std::vector<EngineCore::Line*> EngineCore::plan_step(std::vector<StepItem>& item
     item.block_table = cache_.block_table(*line->sequence);
     item.state_pages = cache_.state_pages(*line->sequence);
     item.checkpoints = cache_.plan_checkpoints(*line->sequence, target);
-    if (target == line->size()) item.logits = StepItem::Logits::last;
-    if (line->job->request.prompt_logprobs && line->generated == 0) item.logits = StepItem::Logits::all;
+    if (target == line->size()) item.logits = WantLogits::last;
+    if (line->job->request.prompt_logprobs && line->generated == 0) item.logits = WantLogits::all;
     items.push_back(item);
     lines.push_back(line);
   }
@@ -364,11 +379,12 @@ bool EngineCore::step() {
     int64_t row = 0;
     const int64_t rows = logits->rank == 2 ? logits->dim(0) : 0;
     for (size_t i = 0; i < lines.size(); ++i) {
-      const int64_t count = items[i].logits == StepItem::Logits::none   ? 0
-                            : items[i].logits == StepItem::Logits::last ? 1
+      const int64_t count = items[i].logits == WantLogits::none   ? 0
+                            : items[i].logits == WantLogits::last ? 1
                                                                         : items[i].token_count;
       const int64_t take = std::min(count, rows - row);  // a simulation has no logits
-      land(*lines[i], take > 0 ? logits->slice(row, row + take) : Tensor());
+      // A fault of one choice has ended its siblings, here or in a step that fails.
+      if (lines[i]->runs()) land(*lines[i], take > 0 ? logits->slice(row, row + take) : Tensor());
       row += take;
     }
   }
@@ -389,6 +405,7 @@ void EngineCore::measure_rate() {
 
 void EngineCore::fail_step(const std::vector<Line*>& lines, const Error& error) {
   for (Line* line : lines) {
+    if (!line->runs()) continue;
     cache_.abandon(*line->sequence);
     fault(*line, Error(error).with_context("a step failed"), true);
   }

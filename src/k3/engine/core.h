@@ -68,6 +68,7 @@ class EngineCore {
   struct Line;  // one of its choices: a sequence that waits or runs
 
  private:
+  struct Kept;
   struct Slot;
 
   void expire();
@@ -75,8 +76,12 @@ class EngineCore {
   bool admit_line(Line& line);
   bool take_idle(Line& line);
   void start(Line& line, const Admitted& admitted);
-  int32_t free_slot();
+  void occupy(Line& line);
+  int32_t free_slot(int32_t except = -1) const;
   bool release_idle();
+  void empty(Slot& slot);
+  void keep_idle(Slot& slot, cache::SequenceId sequence, Kept kept);
+  Kept kept_of(const Line& line) const;
   bool make_room(Line& line, int64_t tokens);
   void preempt(Line& line);
 

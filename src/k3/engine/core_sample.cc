@@ -1,18 +1,11 @@
 // What happens when a step has landed: registration, sampling, ends.
 #include <algorithm>
-#include <cmath>
 
 #include "k3/engine/core.h"
 #include "k3/engine/core_state.h"
 
 namespace k3 {
 namespace {
-
-bool all_finite(std::span<const float> row) {
-  float probe = 0;
-  for (const float x : row) probe += x * 0;  // NaN for NaN and infinities
-  return probe == 0;
-}
 
 std::span<const float> last_row(const Tensor& rows) {
   return {rows.row(rows.dim(0) - 1), static_cast<size_t>(rows.dim(1))};
@@ -22,14 +15,11 @@ std::span<const float> last_row(const Tensor& rows) {
 
 void EngineCore::land(Line& line, const Tensor& rows) {
   const bool have_rows = rows.data != nullptr && rows.dim(0) > 0;
-  if (have_rows) {
-    for (int64_t r = 0; r < rows.dim(0); ++r) {
-      if (all_finite({rows.row(r), static_cast<size_t>(rows.dim(1))})) continue;
-      ++counters_.nonfinite;
-      cache_.abandon(*line.sequence);
-      fault(line, fail(Code::internal, "the model answered numbers that are not finite"), true);
-      return;
-    }
+  if (have_rows && !ops::all_finite({rows.f32(), static_cast<size_t>(rows.size())})) {
+    ++counters_.nonfinite;
+    cache_.abandon(*line.sequence);
+    fault(line, fail(Code::internal, "the model answered numbers that are not finite"), true);
+    return;
   }
   const bool first_pass = line.generated == 0;
   const int64_t reached = line.cached + line.planned;
@@ -59,6 +49,8 @@ void EngineCore::report_prompt(Line& line, const Tensor& rows) {
   for (int64_t t = 0; t < rows.dim(0); ++t) {
     const int64_t position = line.cached + t + 1;
     if (position >= line.size()) break;
+    if (position <= line.reported) continue;
+    line.reported = position;
     const ops::LogProbs probs({rows.row(t), static_cast<size_t>(rows.dim(1))});
     std::vector<TokenLogprob> top;
     for (const auto& [id, value] : probs.top(std::max(0, line.job->request.logprobs))) top.push_back({id, value});
@@ -80,11 +72,7 @@ void EngineCore::fork_choices(Line& first, std::span<const float> logits) {
       if (copy.ok()) {
         line.sequence = *copy;
         line.cached = first.cached;
-        line.slot = free_slot();
-        Slot& slot = slots_[static_cast<size_t>(line.slot)];
-        if (slot.idle) cache_.release(*slot.idle);
-        slot = Slot();
-        slot.line = &line;
+        occupy(line);
         line.state = Line::State::decode;
         running_.push_back(&line);
         sample(line, logits);
@@ -170,18 +158,29 @@ void EngineCore::emit(Line& line, int32_t id, std::span<const float> logits) {
 
 // ---- ends ----
 
+EngineCore::Kept EngineCore::kept_of(const Line& line) const {
+  Kept kept;
+  kept.tokens.assign(line.tokens.begin(), line.tokens.begin() + static_cast<ptrdiff_t>(line.cached));
+  kept.salt = line.job->request.cache_salt;
+  kept.prompt_tokens = std::min(line.cached, static_cast<int64_t>(line.prompt().size()));
+  kept.cached_tokens = line.job->summary.admitted.cached_tokens;
+  return kept;
+}
+
+void EngineCore::keep_idle(Slot& slot, cache::SequenceId sequence, Kept kept) {
+  empty(slot);
+  slot.idle = sequence;
+  slot.kept = std::move(kept);
+  slot.last_use = ++idle_clock_;
+}
+
 // Gives back what the line holds; its sequence may stay in its slot as an idle one.
 void EngineCore::leave_cache(Line& line, bool may_idle) {
   if (!line.sequence) return;
   Slot& slot = slots_[static_cast<size_t>(line.slot)];
   slot = Slot();
   if (may_idle && options_.keep_idle && line.job->request.use_cache) {
-    slot.idle = line.sequence;
-    slot.tokens.assign(line.tokens.begin(), line.tokens.begin() + static_cast<ptrdiff_t>(line.cached));
-    slot.salt = line.job->request.cache_salt;
-    slot.prompt_tokens = static_cast<int64_t>(line.prompt().size());
-    slot.cached_tokens = line.job->summary.admitted.cached_tokens;
-    slot.last_use = ++idle_clock_;
+    keep_idle(slot, *line.sequence, kept_of(line));
   } else {
     cache_.release(*line.sequence);
   }

@@ -19,25 +19,10 @@ Result<SlotResult> EngineCore::save_slot(int32_t index, const std::string& path)
   K3_TRY(slot_range(index, slots_.size()));
   const double begin = executor_.now_seconds();
   const Slot& slot = slots_[static_cast<size_t>(index)];
-  SlotHeader header;
-  header.identity = options_.identity;
-  cache::SequenceId sequence{};
-  if (slot.line != nullptr) {
-    const Line& line = *slot.line;
-    sequence = *line.sequence;
-    header.tokens.assign(line.tokens.begin(), line.tokens.begin() + static_cast<ptrdiff_t>(line.cached));
-    header.salt = line.job->request.cache_salt;
-    header.prompt_tokens = std::min(line.cached, static_cast<int64_t>(line.prompt().size()));
-    header.cached_tokens = line.job->summary.admitted.cached_tokens;
-  } else if (slot.idle) {
-    sequence = *slot.idle;
-    header.tokens = slot.tokens;
-    header.salt = slot.salt;
-    header.prompt_tokens = slot.prompt_tokens;
-    header.cached_tokens = slot.cached_tokens;
-  } else {
-    return fail(Code::not_found, "slot {} holds no sequence", index);
-  }
+  if (slot.line == nullptr && !slot.idle) return fail(Code::not_found, "slot {} holds no sequence", index);
+  const cache::SequenceId sequence = slot.line != nullptr ? *slot.line->sequence : *slot.idle;
+  Kept kept = slot.line != nullptr ? kept_of(*slot.line) : slot.kept;
+  const SlotHeader header{options_.identity, std::move(kept.salt), kept.prompt_tokens, kept.cached_tokens, std::move(kept.tokens)};
   if (header.tokens.empty()) return fail(Code::unavailable, "slot {} has not computed anything yet; try again", index);
   K3_TRY_ASSIGN(const int64_t bytes,
                 write_slot_file(path, header, [&](const ByteSink& sink) { return cache_.save(sequence, sink); }));
@@ -57,9 +42,8 @@ Result<SlotResult> EngineCore::restore_slot(int32_t index, const std::string& pa
   }
   const auto take = [&] { return cache_.restore(tokens, [&](std::span<std::byte> bytes) { return file.read(bytes); }); };
   Result<cache::SequenceId> sequence = take();  // what the slot held stays until the file has proved whole
-
   while (!sequence.ok() && sequence.error().code == Code::exhausted && release_idle()) {
-    K3_TRY_ASSIGN(file, SlotFileReader::open(path, options_.identity));
+    file.rewind();
     sequence = take();
   }
   if (!sequence.ok()) return std::move(sequence).take_error();
@@ -67,14 +51,7 @@ Result<SlotResult> EngineCore::restore_slot(int32_t index, const std::string& pa
     cache_.release(*sequence);
     return std::move(status).take_error();
   }
-  if (slot.idle) cache_.release(*slot.idle);
-  slot = Slot();
-  slot.idle = *sequence;
-  slot.tokens = file.header().tokens;
-  slot.salt = file.header().salt;
-  slot.prompt_tokens = file.header().prompt_tokens;
-  slot.cached_tokens = file.header().cached_tokens;
-  slot.last_use = ++idle_clock_;
+  keep_idle(slot, *sequence, {header.tokens, header.salt, header.prompt_tokens, header.cached_tokens});
   return SlotResult{index, tokens, file.file_bytes(), executor_.now_seconds() - begin};
 }
 
@@ -82,9 +59,8 @@ Result<SlotResult> EngineCore::erase_slot(int32_t index) {
   K3_TRY(slot_range(index, slots_.size()));
   Slot& slot = slots_[static_cast<size_t>(index)];
   if (slot.line != nullptr) return fail(Code::unavailable, "slot {} is running a request; cancel it instead", index);
-  SlotResult result{index, static_cast<int64_t>(slot.tokens.size()), 0, 0};
-  if (slot.idle) cache_.release(*slot.idle);
-  slot = Slot();
+  const SlotResult result{index, static_cast<int64_t>(slot.kept.tokens.size()), 0, 0};
+  empty(slot);
   return result;
 }
 
@@ -93,35 +69,13 @@ Result<SlotResult> EngineCore::fork_slot(int32_t index) {
   const double begin = executor_.now_seconds();
   const Slot& from = slots_[static_cast<size_t>(index)];
   if (from.line == nullptr && !from.idle) return fail(Code::not_found, "slot {} holds no sequence", index);
-  int32_t target = -1;
-  for (size_t i = 0; i < slots_.size(); ++i) {
-    const Slot& slot = slots_[i];
-    if (slot.line != nullptr || static_cast<int32_t>(i) == index) continue;
-    const bool better = target < 0 || (!slot.idle && slots_[static_cast<size_t>(target)].idle) ||
-                        (slot.idle && slots_[static_cast<size_t>(target)].idle &&
-                         slot.last_use < slots_[static_cast<size_t>(target)].last_use);
-    if (better) target = static_cast<int32_t>(i);
-  }
+  const int32_t target = free_slot(index);
   if (target < 0) return fail(Code::exhausted, "no slot is free for a copy of slot {}", index);
-  const cache::SequenceId source = from.line != nullptr ? *from.line->sequence : *from.idle;
-  K3_TRY_ASSIGN(const cache::SequenceId copy, cache_.fork(source));
-  Slot& to = slots_[static_cast<size_t>(target)];
-  if (to.idle) cache_.release(*to.idle);
-  if (from.line != nullptr) {
-    const Line& line = *from.line;
-    to = Slot();
-    to.tokens.assign(line.tokens.begin(), line.tokens.begin() + static_cast<ptrdiff_t>(line.cached));
-    to.salt = line.job->request.cache_salt;
-    to.prompt_tokens = std::min(line.cached, static_cast<int64_t>(line.prompt().size()));
-    to.cached_tokens = line.job->summary.admitted.cached_tokens;
-  } else {
-    const Slot copy_of = from;
-    to = copy_of;
-  }
-  to.line = nullptr;
-  to.idle = copy;
-  to.last_use = ++idle_clock_;
-  return SlotResult{target, static_cast<int64_t>(to.tokens.size()), 0, executor_.now_seconds() - begin};
+  Kept kept = from.line != nullptr ? kept_of(*from.line) : from.kept;
+  K3_TRY_ASSIGN(const cache::SequenceId copy, cache_.fork(from.line != nullptr ? *from.line->sequence : *from.idle));
+  const auto tokens = static_cast<int64_t>(kept.tokens.size());
+  keep_idle(slots_[static_cast<size_t>(target)], copy, std::move(kept));
+  return SlotResult{target, tokens, 0, executor_.now_seconds() - begin};
 }
 
 EngineStats EngineCore::stats() const {
@@ -144,9 +98,9 @@ EngineStats EngineCore::stats() const {
       info.generated_tokens = line.generated;
     } else if (slot.idle) {
       info.state = SlotState::idle;
-      info.tokens = static_cast<int64_t>(slot.tokens.size());
-      info.prompt_tokens = slot.prompt_tokens;
-      info.cached_tokens = slot.cached_tokens;
+      info.tokens = static_cast<int64_t>(slot.kept.tokens.size());
+      info.prompt_tokens = slot.kept.prompt_tokens;
+      info.cached_tokens = slot.kept.cached_tokens;
     }
     s.slots.push_back(std::move(info));
   }

@@ -24,12 +24,14 @@ struct EngineCore::Line {
   std::unique_ptr<ops::Sampler> sampler;
   std::optional<Constraint> constraint;
 
-  int64_t planned = 0;  // tokens in the step being computed
+  int64_t planned = 0;    // tokens in the step being computed
+  int64_t reported = 0;   // prompt positions told to on_prompt_token; a preempted prompt is computed twice, told once
   double last_token_seconds = 0;
 
   explicit Line(cache::KeyChain chain) : keys(std::move(chain)) {}
   int64_t size() const { return static_cast<int64_t>(tokens.size()); }
   int64_t remaining() const { return size() - cached; }
+  bool runs() const { return state == State::prefill || state == State::decode; }
   std::span<const int32_t> prompt() const { return std::span(tokens).first(tokens.size() - static_cast<size_t>(generated)); }
   std::span<const int32_t> answer() const { return std::span(tokens).last(static_cast<size_t>(generated)); }
 };
@@ -45,13 +47,18 @@ struct EngineCore::Job {
   bool cancelled = false;
 };
 
+// What is kept of a sequence besides its pages.
+struct EngineCore::Kept {
+  std::vector<int32_t> tokens;  // in the cache
+  std::string salt;
+  int64_t prompt_tokens = 0, cached_tokens = 0;
+};
+
 // A slot is empty, runs a line, or keeps the sequence of one that ended.
 struct EngineCore::Slot {
   Line* line = nullptr;
   std::optional<cache::SequenceId> idle;
-  std::vector<int32_t> tokens;  // of the idle sequence
-  std::string salt;
-  int64_t prompt_tokens = 0, cached_tokens = 0;
+  Kept kept;  // of the idle sequence
   uint64_t last_use = 0;
 };
 

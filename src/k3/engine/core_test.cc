@@ -39,6 +39,25 @@ void run_all(EngineCore& core) {
   }
 }
 
+// Counts the rows that a step asks for.
+class RowCounter final : public Executor {
+ public:
+  explicit RowCounter(Executor& model) : model_(model) {}
+  Result<Tensor> step(std::span<const StepItem> items) override {
+    Result<Tensor> logits = model_.step(items);
+    if (logits.ok()) most = std::max(most, logits->dim(0));
+    return logits;
+  }
+  double now_seconds() const override { return model_.now_seconds(); }
+  int64_t most_tokens() const override { return model_.most_tokens(); }
+  int64_t most_rows() const override { return 9; }
+
+  int64_t most = 0;
+
+ private:
+  Executor& model_;
+};
+
 TEST(Scheduler, ShortPromptsDoNotWaitForLongOnesNorLongOnesForever) {
   EXPECT_EQ(share_prefill(std::vector<int64_t>{100000, 40}, 512), (std::vector<int64_t>{472, 40}));
   EXPECT_EQ(share_prefill(std::vector<int64_t>{100000, 1000, 1000}, 512), (std::vector<int64_t>{128, 384, 0}));
@@ -145,6 +164,27 @@ TEST(EngineCore, LogprobsAreThoseOfTheModelAndOfThePrompt) {
   }
 }
 
+// Rows of logits are bounded by a memory plan: those of prompts leave one to everybody else.
+TEST(EngineCore, LogprobsOfPromptsShareTheRowsOfAStep) {
+  TinyEngine e(exact(), 60);
+  RowCounter counter(*e.executor);
+  EngineCore core(e.options, *e.cache, counter);
+  std::vector<Outcome> outs(4);
+  std::vector<int64_t> told(4, 0);
+  for (size_t i = 0; i < outs.size(); ++i) {
+    Request r = request(ids(40, i), 6);
+    r.prompt_logprobs = i % 2 == 0;
+    r.logprobs = 1;
+    listen(r, outs[i]);
+    r.callbacks.on_prompt_token = [&told, i](int64_t, float, const auto&) { ++told[i]; };
+    core.submit(RequestId{i + 1}, std::move(r));
+  }
+  run_all(core);
+  EXPECT_LE(counter.most, counter.most_rows());
+  EXPECT_EQ(told, (std::vector<int64_t>{39, 0, 39, 0}));
+  for (const Outcome& out : outs) EXPECT_FALSE(out.summary->error.has_value());
+}
+
 TEST(EngineCore, StopIdsMinTokensAndTheReader) {
   TinyEngine e(exact(), 40);
   Request probe = request(ids(30), 8);
@@ -199,7 +239,7 @@ class Spoiled final : public Executor {
     if (!logits.ok()) return logits;
     int64_t row = 0;
     for (const StepItem& item : items) {
-      if (item.logits == StepItem::Logits::none) continue;
+      if (item.logits == WantLogits::none) continue;
       if (item.history + item.token_count == spoil_at) logits->row(row)[5] = value;
       ++row;
     }
@@ -207,8 +247,9 @@ class Spoiled final : public Executor {
   }
   double now_seconds() const override { return model_.now_seconds(); }
   int64_t most_tokens() const override { return model_.most_tokens(); }
-  int64_t most_rows() const override { return model_.most_rows(); }
+  int64_t most_rows() const override { return rows; }
 
+  int64_t rows = 1000;
   bool fail_next = false;
   int64_t spoil_at = -1;
   float value = std::numeric_limits<float>::quiet_NaN();
@@ -248,6 +289,36 @@ TEST(EngineCore, NumbersThatAreNotFiniteFailTheirRequestAlone) {
     run_all(core);
     EXPECT_EQ(retry.admitted->matched_tokens, 0);
     EXPECT_FALSE(retry.summary->error.has_value());
+    core.stop_all(EndReason::interrupted);
+    e.cache->clear_quarantine();
+    EXPECT_TRUE(e.cache->check().ok());
+  }
+}
+
+// The siblings of a choice that fails stand in the same step.
+TEST(EngineCore, AFaultOfOneChoiceEndsItsSiblingsOnce) {
+  for (const bool whole_step : {false, true}) {
+    TinyEngine e(exact(), 60);
+    Spoiled spoiled(*e.executor);
+    EngineCore core(e.options, *e.cache, spoiled);
+    Outcome bad, good;
+    Request a = request(ids(50), 10), b = request(ids(30, 8), 10);
+    a.choices = 3;
+    const Request plain = b;
+    listen(a, bad);
+    listen(b, good);
+    core.submit(RequestId{1}, std::move(a));
+    if (!whole_step) core.submit(RequestId{2}, std::move(b));
+    while (bad.ids[2].empty()) core.step();
+    spoiled.spoil_at = whole_step ? -1 : 53;
+    spoiled.fail_next = whole_step;
+    while (bad.done == 0) core.step();
+    spoiled.fail_next = false;
+    if (whole_step) core.submit(RequestId{2}, std::move(b));
+    run_all(core);
+    EXPECT_EQ(bad.done, 1);
+    for (const auto& end : bad.ends) EXPECT_EQ(end, EndReason::failed);
+    EXPECT_EQ(good.ids[0], plain_answer(plain, 0, exact(), 400));
     core.stop_all(EndReason::interrupted);
     e.cache->clear_quarantine();
     EXPECT_TRUE(e.cache->check().ok());

@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "k3/base/file.h"
+#include "k3/base/log.h"
 #include "k3/base/memory.h"
 #include "k3/base/units.h"
 #include "k3/engine/core.h"
@@ -148,9 +149,8 @@ struct Engine::Impl {
       }
     }
     core->stop_all(EndReason::interrupted);
-    if (Status status = cache->flush(); !status.ok()) {
-      // Tiers are an optimisation: what could not be written back is computed again.
-    }
+    // What could not be written back is computed again.
+    if (const Status status = cache->flush(); !status.ok()) log_warn("prefix cache: {}", status.error().message);
     publish();
   }
 };
@@ -263,16 +263,25 @@ Result<std::string> slot_path(const EngineOptions& options, const std::string& f
   return options.slot_save_path + "/" + file;
 }
 
+// Clients know the names of files, not where they lie here.
+Result<SlotResult> without_folder(const EngineOptions& options, Result<SlotResult> result) {
+  if (result.ok()) return result;
+  Error error = std::move(result).take_error();
+  const std::string folder = options.slot_save_path + "/";
+  for (size_t at = 0; (at = error.message.find(folder, at)) != std::string::npos;) error.message.erase(at, folder.size());
+  return error;
+}
+
 }  // namespace
 
 Result<SlotResult> Engine::save_slot(int32_t slot, const std::string& file) {
   K3_TRY_ASSIGN(const std::string path, slot_path(impl_->options, file));
-  return impl_->call<SlotResult>([&] { return impl_->core->save_slot(slot, path); });
+  return without_folder(impl_->options, impl_->call<SlotResult>([&] { return impl_->core->save_slot(slot, path); }));
 }
 
 Result<SlotResult> Engine::restore_slot(int32_t slot, const std::string& file) {
   K3_TRY_ASSIGN(const std::string path, slot_path(impl_->options, file));
-  return impl_->call<SlotResult>([&] { return impl_->core->restore_slot(slot, path); });
+  return without_folder(impl_->options, impl_->call<SlotResult>([&] { return impl_->core->restore_slot(slot, path); }));
 }
 
 Result<SlotResult> Engine::erase_slot(int32_t slot) {

@@ -42,10 +42,7 @@ Result<Tensor> ModelExecutor::step(std::span<const StepItem> items) {
     for (const cache::CheckpointWrite& write : item.checkpoints) {
       exports_[i].push_back({write.position - item.history, write.pages});
     }
-    const auto logits = item.logits == StepItem::Logits::all    ? PagedInput::Logits::all
-                        : item.logits == StepItem::Logits::last ? PagedInput::Logits::last
-                                                                : PagedInput::Logits::none;
-    inputs_.push_back({item.tokens, item.history, item.block_table, item.state_pages, exports_[i], logits});
+    inputs_.push_back({item.tokens, item.history, item.block_table, item.state_pages, exports_[i], item.logits});
   }
   return runner_.step(inputs_);
 }

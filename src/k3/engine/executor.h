@@ -22,7 +22,7 @@ struct StepItem {
   int64_t history = 0;
   std::span<const int32_t> block_table, state_pages;
   std::span<const cache::CheckpointWrite> checkpoints;
-  enum class Logits { none, last, all } logits = Logits::none;
+  WantLogits logits = WantLogits::none;
 };
 
 class Executor {

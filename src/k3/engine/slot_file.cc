@@ -135,6 +135,11 @@ Status SlotFileReader::read(std::span<std::byte> bytes) {
   return {};
 }
 
+void SlotFileReader::rewind() {
+  at_ = content_at_;
+  hash_ = Hash64();
+}
+
 Status SlotFileReader::finish() {
   uint64_t stored = 0;
   if (file_.size_bytes() != at_ + 8) return fail(Code::corrupt, "{}: {} bytes, not {}", file_.path(), file_.size_bytes(), at_ + 8);

@@ -38,13 +38,14 @@ class SlotFileReader {
   const SlotHeader& header() const { return header_; }
   int64_t file_bytes() const { return file_.size_bytes(); }
   Status read(std::span<std::byte> bytes);  // content, in order
+  void rewind();                            // to the beginning of the content
   Status finish();                          // everything was read and the check value is right
 
  private:
-  SlotFileReader(File file, SlotHeader header, int64_t at) : file_(std::move(file)), header_(std::move(header)), at_(at) {}
+  SlotFileReader(File file, SlotHeader header, int64_t at) : file_(std::move(file)), header_(std::move(header)), content_at_(at), at_(at) {}
   File file_;
   SlotHeader header_;
-  int64_t at_ = 0;
+  int64_t content_at_ = 0, at_ = 0;
   Hash64 hash_;
 };
 

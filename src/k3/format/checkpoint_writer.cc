@@ -89,9 +89,9 @@ Status remove_stale_shards(const std::string& folder, size_t count) {
   for (size_t i = 0; i < count; ++i) wanted.insert(shard_name(i, count));
   std::error_code error;
   std::vector<std::filesystem::path> stale;
-  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
-    const std::string name = entry.path().filename().string();
-    if (is_shard_name(name) && !wanted.contains(name)) stale.push_back(entry.path());
+  for (std::filesystem::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
+    const std::string name = it->path().filename().string();
+    if (is_shard_name(name) && !wanted.contains(name)) stale.push_back(it->path());
   }
   for (const auto& path : stale) {
     if (::unlink(path.c_str()) != 0 && errno != ENOENT) {

@@ -136,11 +136,8 @@ Status Runner::check_sequence(int32_t sequence) const {
 }
 
 Result<Tensor> Runner::step(std::span<const StepInput> inputs) {
-  tokens_.clear();
+  flat_.clear();
   sequences_.clear();
-  history_.clear();
-  rows_.clear();
-  offsets_.assign(1, 0);
   for (const StepInput& input : inputs) {
     K3_TRY(model().check_ids(input.tokens));
     K3_TRY(check_sequence(input.sequence));
@@ -154,21 +151,12 @@ Result<Tensor> Runner::step(std::span<const StepInput> inputs) {
       return fail(Code::exhausted, "the context of {} tokens is full: {} are used and {} more were given (see --ctx)",
                   cache_.ctx_tokens(), cache_.length(input.sequence), input.tokens.size());
     }
-    tokens_.insert(tokens_.end(), input.tokens.begin(), input.tokens.end());
     sequences_.push_back(input.sequence);
-    history_.push_back(cache_.length(input.sequence));
-    const int64_t begin = offsets_.back();
-    const auto end = static_cast<int64_t>(tokens_.size());
-    offsets_.push_back(end);
-    if (input.logits == StepInput::Logits::last && end > begin) rows_.push_back(end - 1);
-    if (input.logits == StepInput::Logits::all) {
-      for (int64_t t = begin; t < end; ++t) rows_.push_back(t);
-    }
+    flat_.add(input.tokens, cache_.length(input.sequence), input.logits);
   }
-  // Options may allow less than the plan; a step that is too large leaves its sequences as they are.
-  const auto tokens = static_cast<int64_t>(tokens_.size()), rows = static_cast<int64_t>(rows_.size());
-  K3_TRY(stepper_.check_size(tokens, rows));
-  Result<Tensor> logits = stepper_.run({tokens_, offsets_, history_, cache_.views(sequences_), rows_});
+  // Before the caches are touched: a step that is too large leaves its sequences as they are.
+  K3_TRY(stepper_.check_size(flat_));
+  Result<Tensor> logits = stepper_.run(flat_.batch(cache_.views(sequences_)));
   if (!logits.ok()) {
     for (const StepInput& input : inputs) broken_[static_cast<size_t>(input.sequence)] = true;
     return logits;

@@ -77,7 +77,8 @@ struct RunnerOptions : ComputeMode {
 struct StepInput {
   int32_t sequence = 0;
   std::span<const int32_t> tokens;
-  enum class Logits { none, last, all } logits = Logits::last;
+  using Logits = WantLogits;
+  Logits logits = Logits::last;
 };
 
 class Runner {
@@ -111,8 +112,8 @@ class Runner {
   RunnerOptions options_;
   SequencePool cache_;
   std::vector<bool> broken_;  // by sequence: a step failed half-way
-  std::vector<int32_t> tokens_, sequences_;
-  std::vector<int64_t> offsets_, history_, rows_;
+  FlatStep flat_;
+  std::vector<int32_t> sequences_;
 };
 
 }  // namespace k3

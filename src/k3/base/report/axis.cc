@@ -108,7 +108,7 @@ void Scale::widen() {
     high_ *= margin;
     return;
   }
-  if (high_ == low_) {
+  if (high_ - low_ <= 1e-12 * std::max(std::abs(low_), std::abs(high_))) {  // equal but for rounding
     const double around = low_ == 0 ? 1 : std::abs(low_) / 2;
     if (low_ != 0) low_ -= around;
     high_ += around;
@@ -133,8 +133,10 @@ std::vector<Tick> Scale::ticks(int most) const {
 std::vector<Tick> Scale::linear_ticks(int most) const {
   std::vector<Tick> out;
   const double step = step_of(high_ - low_, std::max(most, 2), unit_);
-  for (double i = std::ceil(low_ / step - 1e-6); i * step <= high_ + step * 1e-6; ++i) {
-    out.push_back({i * step, unit_text(i * step, unit_)});
+  const double first = std::ceil(low_ / step - 1e-6);
+  for (int k = 0; (first + k) * step <= high_ + step * 1e-6; ++k) {
+    const double value = (first + k) * step;
+    out.push_back({value, unit_text(value, unit_)});
   }
   // Far from zero three digits cannot tell neighbours apart.
   const bool same =

@@ -98,6 +98,8 @@ TEST(Axis, EveryRangeHasTicksAndHoldsItsValues) {
 
 TEST(Axis, NothingAndOnePoint) {
   EXPECT_LT(Scale(axis(Unit::number), {}).low(), Scale(axis(Unit::number), {}).high());
+  const Scale same(axis(Unit::number), {0.3, 0.30000000000000004});  // equal but for rounding
+  EXPECT_LT(same.ticks(10).size(), 30u);
   EXPECT_NEAR(Scale(axis(Unit::number), {5}).place(5), 0.5, 0.26);
   const double nan = std::numeric_limits<double>::quiet_NaN();
   EXPECT_NEAR(Scale(axis(Unit::number, true), {nan, -3, 0, 5}).place(5), 0.5, 1e-9);

@@ -8,10 +8,10 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <random>
 
 #include "k3/base/file.h"
 #include "k3/base/log.h"
+#include "k3/base/rng.h"
 
 namespace k3::cache {
 
@@ -68,11 +68,11 @@ Result<std::unique_ptr<DiskTier>> DiskTier::create(const CacheShape& shape, cons
     tier->slabs_.remove_files();
     const std::string index = join_path(folder, "index");
     if (::unlink(index.c_str()) != 0 && errno != ENOENT) return fail(Code::internal, "{}: {}", index, std::strerror(errno));
-    std::random_device device;
-    tier->key_seed_ = uint64_t{device()} << 32 | device();
+    tier->key_seed_ = random_seed();
     K3_TRY(write_file(about, about_text(shape, identity, tier->key_seed_)));
   }
   K3_TRY(tier->open_index(slots));
+  tier->slabs_.remove_files(tier->slabs_.file_count());  // of a larger tier; the index has forgotten what was in them
   return tier;
 }
 
@@ -171,11 +171,7 @@ Status DiskTier::settle() {
 }
 
 void DiskTier::put(const TierEntry& entry) {
-  const int32_t held = entry.checkpoint ? index_.find_checkpoint(entry.keys.front()) : index_.find_page(entry.keys);
-  if (held != TierIndex::kNone) {
-    index_.touch(held);
-    return;
-  }
+  if (index_.touch_held(entry.checkpoint, entry.keys)) return;
   const auto parts = static_cast<int64_t>(entry.parts.size());
   if (!make_room(parts)) {
     ++stats_.dropped;
@@ -208,13 +204,7 @@ bool DiskTier::read_part(const BlockKey& key, int32_t name, size_t part, std::by
   return read && sum_of(key, part, page, tokens) == sums_[static_cast<size_t>(name)][part];
 }
 
-bool DiskTier::get_page(std::span<const BlockKey> keys, std::span<const int32_t> tokens, std::byte* page) {
-  const int32_t name = index_.find_page(keys);
-  if (name == TierIndex::kNone) return false;
-  const auto& held = index_.at(name).keys;
-  token_buffer_.resize(tokens.empty() ? 0 : held.size() * static_cast<size_t>(block_tokens_));
-  const bool sound = read_part(held.back(), name, 0, page, token_buffer_) &&
-                     std::ranges::equal(tokens, std::span(token_buffer_).first(tokens.size()));
+bool DiskTier::count_read(int32_t name, bool sound) {
   if (sound) {
     index_.touch(name);
     ++stats_.hits;
@@ -225,19 +215,22 @@ bool DiskTier::get_page(std::span<const BlockKey> keys, std::span<const int32_t>
   return sound;
 }
 
+bool DiskTier::get_page(std::span<const BlockKey> keys, std::span<const int32_t> tokens, std::byte* page) {
+  const int32_t name = index_.find_page(keys);
+  if (name == TierIndex::kNone) return false;
+  const auto& held = index_.at(name).keys;
+  token_buffer_.resize(tokens.empty() ? 0 : held.size() * static_cast<size_t>(block_tokens_));
+  const bool sound = read_part(held.back(), name, 0, page, token_buffer_) &&
+                     std::ranges::equal(tokens, std::span(token_buffer_).first(tokens.size()));
+  return count_read(name, sound);
+}
+
 bool DiskTier::get_checkpoint(const BlockKey& key, std::span<std::byte* const> parts) {
   const int32_t name = index_.find_checkpoint(key);
   if (name == TierIndex::kNone) return false;
   bool sound = true;
   for (size_t part = 0; sound && part < parts.size(); ++part) sound = read_part(key, name, part, parts[part], {});
-  if (sound) {
-    index_.touch(name);
-    ++stats_.hits;
-  } else {
-    ++stats_.errors;
-    forget(name);
-  }
-  return sound;
+  return count_read(name, sound);
 }
 
 void DiskTier::clear() {

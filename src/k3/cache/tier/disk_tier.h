@@ -46,6 +46,7 @@ class DiskTier : public CacheTier {
   bool make_room(int64_t slots);
   Status settle();  // writes what is pending in both directions
   void forget(int32_t name);
+  bool count_read(int32_t name, bool sound);  // returns sound
   bool read_part(const BlockKey& key, int32_t name, size_t part, std::byte* page, std::span<int32_t> tokens);
   uint64_t sum_of(const BlockKey& key, size_t part, const std::byte* page, std::span<const int32_t> tokens) const;
 

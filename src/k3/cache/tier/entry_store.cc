@@ -108,13 +108,13 @@ bool walk_all(const std::string& path, int64_t map_bytes) {
   ::_exit(walk_all(path, map_bytes) ? 0 : 1);
 }
 
-bool is_sound(const std::string& path, int64_t map_bytes) {
+Result<bool> is_sound(const std::string& path, int64_t map_bytes) {
   const pid_t child = ::fork();
-  if (child < 0) return false;
+  if (child < 0) return fail(Code::unavailable, "{}: cannot be checked: {}", path, std::strerror(errno));
   if (child == 0) run_child(path, map_bytes);
   int status = 0;
   while (::waitpid(child, &status, 0) < 0) {
-    if (errno != EINTR) return false;
+    if (errno != EINTR) return fail(Code::internal, "{}: cannot be checked: {}", path, std::strerror(errno));
   }
   return WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
@@ -133,7 +133,11 @@ EntryStore::EntryStore(std::unique_ptr<Environment> environment) : environment_(
 EntryStore::~EntryStore() = default;
 
 Result<std::unique_ptr<EntryStore>> EntryStore::open(const std::string& path, int64_t map_bytes, bool* damaged) {
-  *damaged = path_exists(path) && !is_sound(path, map_bytes);
+  *damaged = false;
+  if (path_exists(path)) {
+    K3_TRY_ASSIGN(const bool sound, is_sound(path, map_bytes));
+    *damaged = !sound;
+  }
   if (*damaged && ::unlink(path.c_str()) != 0) return fail(Code::internal, "{}: damaged, and cannot be removed", path);
   auto made = std::make_unique<Environment>();
   K3_TRY(status_of(mdb_env_create(&made->environment), "create"));

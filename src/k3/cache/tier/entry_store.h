@@ -3,8 +3,8 @@
 // Units:    bytes.
 // Memory:   an LMDB map whose address space is sized for all slots.
 // Threads:  one thread, one process (the folder is locked by its owner).
-// Errors:   internal for what LMDB reports, exhausted for a full disk. open never fails for a damaged file: it starts anew and
-//           says so by `damaged`. load skips records that are not what was written.
+// Errors:   internal for what LMDB reports, exhausted for a full disk, unavailable when a file that was there cannot be checked
+//           (no process to be had): it is left alone. open never fails for a damaged file: it starts anew and says so by `damaged`. load skips records that are not what was written.
 // Source:   serving.md 3.5. LMDB trusts the pages of its file; a damaged one can make it read anywhere. A file that was there
 //           before is therefore first walked by a child process, and only when that ends well opened here.
 #pragma once

@@ -15,6 +15,9 @@ HostTier::HostTier(const CacheShape& shape, int64_t slots, CacheTier* next)
 
 Result<std::unique_ptr<HostTier>> HostTier::create(const CacheShape& shape, int64_t bytes, bool backed, CacheTier* next) {
   const int64_t slots = bytes / shape.page_bytes;
+  if (slots * shape.blocks_per_page() >= int64_t{1} << 31) {
+    return fail(Code::invalid_argument, "cache: {} pages of {} blocks in host memory are too many", slots, shape.blocks_per_page());
+  }
   std::unique_ptr<HostTier> tier(new HostTier(shape, slots, next));
   K3_TRY_ASSIGN(tier->data_, Storage::reserve(backed ? slots * shape.page_bytes : 0));
   K3_TRY_ASSIGN(tier->tokens_, Storage::reserve(slots * shape.page_tokens * static_cast<int64_t>(sizeof(int32_t))));
@@ -26,11 +29,7 @@ void HostTier::copy(std::byte* to, const std::byte* from) const {
 }
 
 void HostTier::put(const TierEntry& entry) {
-  const int32_t held = entry.checkpoint ? index_.find_checkpoint(entry.keys.front()) : index_.find_page(entry.keys);
-  if (held != TierIndex::kNone) {
-    index_.touch(held);
-    return;
-  }
+  if (index_.touch_held(entry.checkpoint, entry.keys)) return;
   for (int32_t part = TierIndex::kNone; !entry.checkpoint && (part = index_.find_contained(entry.keys)) != TierIndex::kNone;) remove(part);
   const auto needed = static_cast<int64_t>(entry.parts.size());
   while (index_.free_slots() < needed && index_.oldest() != TierIndex::kNone) {

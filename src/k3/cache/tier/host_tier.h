@@ -1,9 +1,9 @@
 // Purpose:  evicted pages and checkpoints in host memory; what does not fit goes on to the next tier.
 // Shapes:   slots of one page; the token ids of a page beside it.
 // Units:    bytes.
-// Memory:   one reservation, committed as it is used; none when the pool is not backed.
+// Memory:   two reservations, committed as they are used: pages (none when the pool is not backed) and token ids.
 // Threads:  one thread.
-// Errors:   create: exhausted when the address space cannot be had.
+// Errors:   create: exhausted when the address space cannot be had, invalid_argument for more blocks than an index holds.
 // Source:   serving.md 3.5; least recently used leaves first.
 #pragma once
 

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <cstring>
 
 #include "k3/base/file.h"
@@ -83,19 +84,20 @@ Status SlabStore::sync() {
   return {};
 }
 
-void SlabStore::remove_files() {
-  for (FileState& file : files_) {
-    if (file.descriptor >= 0) ::close(file.descriptor);
-    file = {};
+void SlabStore::remove_files(size_t first) {
+  for (size_t i = first; i < files_.size(); ++i) {
+    if (files_[i].descriptor >= 0) ::close(files_[i].descriptor);
+    files_[i] = {};
   }
   DIR* const folder = ::opendir(folder_.c_str());
   if (folder == nullptr) return;
   std::vector<std::string> names;
   while (const dirent* entry = ::readdir(folder)) {
     const std::string_view name = entry->d_name;
-    if (name.starts_with(kPrefix) && name.size() > kPrefix.size() && std::ranges::all_of(name.substr(kPrefix.size()), [](char c) { return c >= '0' && c <= '9'; })) {
-      names.emplace_back(name);
-    }
+    if (!name.starts_with(kPrefix)) continue;
+    size_t number = 0;
+    const auto [end, error] = std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), number);
+    if (error == std::errc() && end == name.data() + name.size() && number >= first) names.emplace_back(name);
   }
   ::closedir(folder);
   for (const std::string& name : names) ::unlink(join_path(folder_, name).c_str());

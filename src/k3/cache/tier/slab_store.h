@@ -26,7 +26,8 @@ class SlabStore {
   Status write(int32_t slot, int64_t offset, std::span<const std::byte> bytes);
   Status read(int32_t slot, int64_t offset, std::span<std::byte> bytes);
   Status sync();
-  void remove_files();  // all, whatever their size
+  size_t file_count() const { return files_.size(); }
+  void remove_files(size_t first = 0);  // those from this number on, whatever their size
 
  private:
   struct FileState {

@@ -114,6 +114,12 @@ std::vector<int32_t> TierIndex::erase(int32_t name) {
   return slots;
 }
 
+bool TierIndex::touch_held(bool checkpoint, std::span<const BlockKey> keys) {
+  const int32_t name = checkpoint ? find_checkpoint(keys.front()) : find_page(keys);
+  if (name != kNone) touch(name);
+  return name != kNone;
+}
+
 void TierIndex::touch(int32_t name) {
   unlink(name);
   link_newest(name);

@@ -2,7 +2,7 @@
 // Shapes:   slots 0 .. count - 1 of one page each; an MLA page takes one, a checkpoint one for each KDA group. An entry is
 //           named by its first slot.
 // Units:    slots, blocks.
-// Memory:   a few words and the keys of each entry; 32 bytes a block in the index.
+// Memory:   64 bytes a slot and the keys of each entry; for each block of a slot what block_index.h says.
 // Threads:  one thread.
 // Errors:   CHECKs for slots that are not free or entries that are not there.
 // Source:   serving.md 3.5. A page is found by the key of its last wanted block; a page that a longer one contains is not kept.
@@ -51,6 +51,7 @@ class TierIndex {
   int32_t insert(bool checkpoint, std::span<const BlockKey> keys, std::vector<int32_t> slots);  // taken before; the newest
   std::vector<int32_t> erase(int32_t name);  // the slots it had, which stay taken
   void touch(int32_t name);
+  bool touch_held(bool checkpoint, std::span<const BlockKey> keys);  // true: an entry has it already
   void clear();
 
  private:

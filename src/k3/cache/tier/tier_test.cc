@@ -143,8 +143,10 @@ TEST(CacheTiers, AnotherIdentityOrShapeStartsEmpty) {
 TEST(CacheTiers, ASmallerTierTakesWhatFits) {
   const Folder folder;
   fill_folder(folder, 10);
+  write_file(folder.file("slab-0009"), "of a larger tier").value();
   const auto cache = make(disk_options(folder, 64, 12));
   EXPECT_LE(cache->stats().disk_bytes, 12 * 4096);
+  EXPECT_FALSE(path_exists(folder.file("slab-0009")));
   hits(*cache, 10);
 }
 

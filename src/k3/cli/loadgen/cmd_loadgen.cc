@@ -259,12 +259,13 @@ Status loadgen_command(const LoadgenOptions& o) {
   K3_TRY_ASSIGN(const std::vector<PlannedRequest> requests, make_workload(o));
   K3_TRY(ask_server(o, requests, load));
   allow_many_files();
-  std::signal(SIGINT, on_interrupt);
+  const auto before = std::signal(SIGINT, on_interrupt);
+  if (before == SIG_IGN) std::signal(SIGINT, SIG_IGN);  // as background jobs of a script have it
   K3_TRY(warm_up(o, requests, load));
   Progress bar("load", static_cast<int64_t>(requests.size()), "requests");
   K3_TRY_ASSIGN(const LoadResult result, server::run_load(requests, load, g_stop, [&](int64_t done) { bar.update(done); }));
   bar.finish();
-  std::signal(SIGINT, SIG_DFL);
+  std::signal(SIGINT, before);  // which leaves no half-written report
   const LoadSummary summary = server::summarize(result);
   const Settings settings = settings_of(o, load, static_cast<int64_t>(requests.size()));
   print_out(o.json ? server::load_json(result, summary, settings) : tables(summary, result.interrupted));

@@ -32,10 +32,6 @@ Result<int64_t> bytes_or(const std::string& text, int64_t otherwise) {
   return parse_bytes(text);
 }
 
-DType dtype_of(const std::string& name) {
-  return name == "bf16" ? DType::bf16 : name == "f8_e4m3" ? DType::f8_e4m3 : DType::f32;
-}
-
 cache::CheckpointPolicy checkpoint_policy(const std::vector<std::string>& names) {
   cache::CheckpointPolicy policy{.prompt_end = false, .turn_ends = false, .every_tokens = 0, .second_sighting = false};
   constexpr std::string_view kEvery = "every:";
@@ -63,8 +59,8 @@ Result<EngineOptions> engine_options(const ServeOptions& o, const RunnerOptions&
   e.keep_idle = !o.no_keep_idle;
   e.slot_save_path = o.slot_save_path;
   const DType own = e.policy == ops::Policy::exact ? DType::f32 : DType::bf16;  // what k3 run keeps
-  e.dtypes = {dtype_of(o.state_dtype), o.conv_dtype.empty() ? own : dtype_of(o.conv_dtype),
-              o.latent_dtype.empty() ? own : dtype_of(o.latent_dtype)};
+  e.dtypes = {cache_dtype(o.state_dtype), o.conv_dtype.empty() ? own : cache_dtype(o.conv_dtype),
+              o.latent_dtype.empty() ? own : cache_dtype(o.latent_dtype)};
   e.block_tokens = o.block_tokens;
   e.checkpoints = checkpoint_policy(o.checkpoints);
   e.prefix_cache = !o.no_prefix_cache;

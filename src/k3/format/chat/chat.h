@@ -75,6 +75,7 @@ struct ChatMessage {
 };
 
 ChatMessage text_message(Role role, std::string text);
+std::string content_text(const ChatMessage& message);  // its text parts joined
 
 enum class Effort { low, high, max };
 std::string_view effort_name(Effort effort);

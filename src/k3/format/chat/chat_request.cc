@@ -199,6 +199,12 @@ std::string_view effort_name(Effort effort) {
   return effort == Effort::low ? "low" : effort == Effort::high ? "high" : "max";
 }
 
+std::string content_text(const ChatMessage& message) {
+  std::string text;
+  for (const ContentPart& part : message.content) text += part.text;
+  return text;
+}
+
 ChatMessage text_message(Role role, std::string text) {
   ChatMessage message;
   message.role = role;

@@ -6,7 +6,7 @@
 // Threads:  compile and const members may be called concurrently; one Constraint belongs to one thread at a time.
 // Errors:   compile: invalid_argument naming where ("response_format.json_schema.schema.properties.a.pattern: ...") and the
 //           keyword that cannot be honoured; nothing is silently left unconstrained. No input reaches a CHECK; compile
-//           time and automaton size are bounded (exhausted, naming the part).
+//           time and size are bounded for each pattern and for the whole automaton (exhausted, naming the part).
 // Source:   api.md 6.3, 7.5, 8.
 #pragma once
 

@@ -75,24 +75,14 @@ void PagedRunner::make_views(std::span<const PagedInput> inputs) {
 }
 
 Result<Tensor> PagedRunner::step(std::span<const PagedInput> inputs) {
-  tokens_.clear();
-  history_.clear();
-  rows_.clear();
-  offsets_.assign(1, 0);
+  flat_.clear();
   for (const PagedInput& input : inputs) {
     K3_TRY(stepper_.model().check_ids(input.tokens));
-    tokens_.insert(tokens_.end(), input.tokens.begin(), input.tokens.end());
-    history_.push_back(input.history);
-    const int64_t begin = offsets_.back();
-    const auto end = static_cast<int64_t>(tokens_.size());
-    offsets_.push_back(end);
-    if (input.logits == PagedInput::Logits::last && end > begin) rows_.push_back(end - 1);
-    if (input.logits == PagedInput::Logits::all) {
-      for (int64_t t = begin; t < end; ++t) rows_.push_back(t);
-    }
+    flat_.add(input.tokens, input.history, input.logits);
   }
+  K3_TRY(stepper_.check_size(flat_));
   make_views(inputs);
-  return stepper_.run({tokens_, offsets_, history_, caches_, rows_});
+  return stepper_.run(flat_.batch(caches_));
 }
 
 }  // namespace k3

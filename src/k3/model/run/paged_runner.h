@@ -44,7 +44,7 @@ struct PagedInput {
   std::span<const int32_t> block_table;  // MLA pages, room for history + tokens
   std::span<const int32_t> state_pages;  // one a KDA group
   std::span<const PagedExport> exports = {};
-  enum class Logits { none, last, all } logits = Logits::last;
+  WantLogits logits = WantLogits::last;
 };
 
 class PagedRunner {
@@ -62,8 +62,7 @@ class PagedRunner {
 
   Stepper stepper_;
   PagedLayout layout_;
-  std::vector<int32_t> tokens_;
-  std::vector<int64_t> offsets_, history_, rows_;
+  FlatStep flat_;
   std::vector<std::vector<int32_t>> slots_;                 // [group][sequence]
   std::vector<std::vector<ops::StateExport>> exports_;      // [group]
   std::vector<std::vector<ops::PagedKv>> pages_;            // [layer][sequence]

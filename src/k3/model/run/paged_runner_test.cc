@@ -78,7 +78,7 @@ TEST(PagedRunner, EqualsTheRunnerOnItsOwnCaches) {
   const std::vector<int32_t> table = paged.pages(5, false), states = paged.pages(paged.groups.size(), true);
   size_t at = 0;
   for (const size_t chunk : {13u, 1u, 1u, 30u, 16u, 9u}) {
-    const PagedInput input{std::span(ids).subspan(at, chunk), static_cast<int64_t>(at), table, states, {}, PagedInput::Logits::all};
+    const PagedInput input{std::span(ids).subspan(at, chunk), static_cast<int64_t>(at), table, states, {}, WantLogits::all};
     append(other.step(std::span(&input, 1)).value(), got);
     at += chunk;
   }
@@ -103,8 +103,8 @@ TEST_P(Checkpoints, AreTheStateAtTheirPositionAndTheSequenceGoesOnFromThem) {
   for (size_t i = 0; i < positions.size(); ++i) copies.push_back(paged.pages(groups, false));
   for (size_t i = 0; i < positions.size(); ++i) exports.push_back({positions[i], copies[i]});
   const PagedInput inputs[] = {
-      {std::span(ids).first(5), 0, other_table, other_states, {}, PagedInput::Logits::none},
-      {ids, 0, table, states, exports, PagedInput::Logits::all},
+      {std::span(ids).first(5), 0, other_table, other_states, {}, WantLogits::none},
+      {ids, 0, table, states, exports, WantLogits::all},
   };
   std::vector<float> want;
   append(runner.step(inputs).value(), want);
@@ -114,7 +114,7 @@ TEST_P(Checkpoints, AreTheStateAtTheirPositionAndTheSequenceGoesOnFromThem) {
     // The same tokens up to the position, computed alone, leave the same bytes.
     const std::vector<int32_t> fresh = paged.pages(groups, true), fresh_table = paged.pages(1, false);
     std::vector<int32_t> tables = table;  // rows are written again with the same values
-    const PagedInput alone{std::span(ids).first(p), 0, tables, fresh, {}, PagedInput::Logits::none};
+    const PagedInput alone{std::span(ids).first(p), 0, tables, fresh, {}, WantLogits::none};
     ASSERT_TRUE(runner.step(std::span(&alone, 1)).ok());
     for (size_t g = 0; g < groups; ++g) {
       for (size_t l = 0; l < paged.layout.layers.size(); ++l) {
@@ -127,7 +127,7 @@ TEST_P(Checkpoints, AreTheStateAtTheirPositionAndTheSequenceGoesOnFromThem) {
     }
     if (p == ids.size()) continue;
     // And the sequence goes on from the copy.
-    const PagedInput rest{std::span(ids).subspan(p), positions[i], table, copies[i], {}, PagedInput::Logits::all};
+    const PagedInput rest{std::span(ids).subspan(p), positions[i], table, copies[i], {}, WantLogits::all};
     std::vector<float> got;
     append(runner.step(std::span(&rest, 1)).value(), got);
     EXPECT_EQ(std::vector<float>(want.begin() + static_cast<int64_t>(p * vocab), want.end()), got) << "position " << p;

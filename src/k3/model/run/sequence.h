@@ -1,6 +1,6 @@
 // Purpose:  the caches of a fixed number of sequences outside a serving engine: KDA state, conv tail, latents.
-// Shapes:   per KDA layer and sequence: state [H, Dv, Dk] f32, conv [3, K - 1, H * D]; per MLA layer and sequence:
-//           latents [ctx_tokens, R + rope]. Conv and latent are FP32 in policy exact, BF16 in policy bf16.
+// Shapes:   per KDA layer and sequence: state [H, Dv, Dk] f32 or bf16, conv [3, K - 1, H * D]; per MLA layer and sequence:
+//           latents [ctx_tokens, R + rope]. Conv is FP32 in policy exact, BF16 in bf16; states and latents as SequenceDtypes says.
 // Units:    tokens.
 // Memory:   state is allocated at once; latents are reserved for ctx_tokens and cost memory as they fill.
 // Threads:  one thread at a time.
@@ -49,15 +49,15 @@ class SequencePool {
   struct Layer {
     Storage recurrent, conv, latents;
   };
+  // What belongs to a sequence of so many tokens, layer by layer.
+  std::vector<std::span<std::byte>> parts(int32_t sequence, int64_t tokens) const;
+
   Config config_;
   DType state_dtype_ = DType::f32, conv_dtype_ = DType::f32, latent_dtype_ = DType::f32;
   int64_t ctx_tokens_ = 0;
   std::vector<Layer> layers_;
   std::vector<int64_t> lengths_;
   std::vector<int32_t> slots_, identity_;
-  // A part of a layer's caches that belongs to a sequence of so many tokens.
-  std::vector<std::span<std::byte>> parts(int32_t sequence, int64_t tokens) const;
-
   std::vector<LayerCache> views_;
   std::vector<std::vector<ops::PagedKv>> pages_;
 };

@@ -1,11 +1,29 @@
 #include "k3/model/run/stepper.h"
 
+#include <algorithm>
 #include <limits>
 #include <mutex>
 
 #include "k3/model/model.h"
 
 namespace k3 {
+
+void FlatStep::clear() {
+  tokens.clear();
+  offsets.assign(1, 0);
+  history.clear();
+  rows.clear();
+}
+
+void FlatStep::add(std::span<const int32_t> ids, int64_t history_tokens, WantLogits logits) {
+  const int64_t begin = offsets.back();
+  tokens.insert(tokens.end(), ids.begin(), ids.end());
+  const auto end = static_cast<int64_t>(tokens.size());
+  offsets.push_back(end);
+  history.push_back(history_tokens);
+  const int64_t first = logits == WantLogits::all ? begin : logits == WantLogits::last ? std::max(begin, end - 1) : end;
+  for (int64_t t = first; t < end; ++t) rows.push_back(t);
+}
 
 Result<Stepper> Stepper::create(const Model& model, ThreadPool& pool, const ComputeMode& mode) {
   if (mode.isa > ops::detect_isa()) {
@@ -32,22 +50,19 @@ int64_t Stepper::most_tokens() const {
 }
 
 int64_t Stepper::most_rows() const {
-  constexpr int64_t kRowsWithoutPlan = 128;
-  return model_->plan() ? model_->plan()->logits_bytes / (4 * model_->config().vocab_size) : kRowsWithoutPlan;
+  const std::optional<MemoryPlan>& plan = model_->plan();
+  return plan ? plan->logits_bytes / (4 * model_->config().vocab_size) : std::numeric_limits<int64_t>::max();
 }
 
-Status Stepper::check_size(int64_t tokens, int64_t rows) const {
-  const std::optional<MemoryPlan>& plan = model_->plan();
-  if (!plan) return {};
-  const int64_t planned_rows = plan->logits_bytes / (4 * model_->config().vocab_size);
-  if (tokens <= plan->chunk_tokens && rows <= planned_rows) return {};
+Status Stepper::check_size(const FlatStep& step) const {
+  const auto tokens = static_cast<int64_t>(step.tokens.size()), rows = static_cast<int64_t>(step.rows.size());
+  if (tokens <= most_tokens() && rows <= most_rows()) return {};
   return fail(Code::exhausted, "a step of {} tokens and {} rows of logits; the memory plan has room for {} and {}", tokens,
-              rows, plan->chunk_tokens, planned_rows);
+              rows, most_tokens(), most_rows());
 }
 
 Result<Tensor> Stepper::run(const Batch& batch) {
   const auto rows = static_cast<int64_t>(batch.logit_rows.size());
-  K3_TRY(check_size(batch.token_count(), rows));
   const int64_t vocab = model_->config().vocab_size;
   logits_.resize(static_cast<size_t>(rows * vocab));
   const Tensor logits(logits_.data(), DType::f32, {rows, vocab});

@@ -26,17 +26,29 @@ struct ComputeMode {
   bool int8_activations = false;  // ops/ctx.h
 };
 
+enum class WantLogits { none, last, all };  // of an input's tokens
+
+// The inputs of a step in the flat form of a Batch.
+struct FlatStep {
+  std::vector<int32_t> tokens;
+  std::vector<int64_t> offsets{0}, history, rows;
+
+  void clear();
+  void add(std::span<const int32_t> ids, int64_t history_tokens, WantLogits logits);
+  Batch batch(std::span<const LayerCache> caches) const { return {tokens, offsets, history, caches, rows}; }
+};
+
 class Stepper {
  public:
   static Result<Stepper> create(const Model& model, ThreadPool& pool, const ComputeMode& mode);
 
-  // Checks the step against the memory plan; call before caches are touched.
-  Status check_size(int64_t tokens, int64_t rows) const;
+  // Against the memory plan; call before caches are touched.
+  Status check_size(const FlatStep& step) const;
   // Logits of batch.logit_rows, valid until the next call.
   Result<Tensor> run(const Batch& batch);
 
   int64_t most_tokens() const;  // of one step: the plan's chunk; a very large number without a plan
-  int64_t most_rows() const;    // of logits in one step; without a plan as many as keep scratch small
+  int64_t most_rows() const;    // of logits in one step; likewise
   const Model& model() const { return *model_; }
   ops::Ctx& ctx() { return ctx_; }
 

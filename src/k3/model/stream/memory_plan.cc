@@ -36,7 +36,8 @@ void plan_fixed(const Config& c, const ModelBytes& b, const PlanRequest& r, int6
   p.limit_bytes = r.limit_bytes;
   p.state_bytes = r.sequences * s.cache_bytes_per_sequence(element);
   p.latent_bytes = r.sequences * r.ctx_tokens * s.cache_bytes_per_token(element);
-  if (r.cache_bytes > 0) {
+  p.pooled = r.cache_bytes > 0;
+  if (p.pooled) {
     p.state_bytes = 0;
     p.latent_bytes = r.cache_bytes;
   }
@@ -278,9 +279,12 @@ std::vector<PlanLine> plan_lines(const MemoryPlan& p) {
     add("embedding", p.embedding_bytes, fmt::format("{} rows, read on demand", p.embedding_rows));
     add("expert cache", p.expert_slots * p.expert_slot_bytes, fmt::format("{} of {} experts", p.expert_slots, p.experts));
   }
-  if (p.state_bytes > 0) add("recurrent state", p.state_bytes, fmt::format("{} sequences", p.sequences));
-  if (p.state_bytes > 0) add("latents", p.latent_bytes, fmt::format("{} tokens of context", p.ctx_tokens));
-  if (p.state_bytes == 0) add("pool of states and latents", p.latent_bytes, fmt::format("up to {} sequences", p.sequences));
+  if (p.pooled) {
+    add("pool of states and latents", p.latent_bytes, fmt::format("up to {} sequences", p.sequences));
+  } else {
+    add("recurrent state", p.state_bytes, fmt::format("{} sequences", p.sequences));
+    add("latents", p.latent_bytes, fmt::format("{} tokens of context", p.ctx_tokens));
+  }
   add("scratch", p.scratch_bytes, fmt::format("steps of {} tokens", p.chunk_tokens));
   add("logits", p.logits_bytes, "");
   add("program", p.program_bytes, "code, index, heap");

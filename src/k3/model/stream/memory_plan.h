@@ -62,6 +62,7 @@ struct MemoryPlan {
   int64_t embedding_rows = 0, embedding_bytes = 0;  // row cache
   int64_t expert_slots = 0, expert_slot_bytes = 0, experts = 0;
   int64_t state_bytes = 0, latent_bytes = 0;
+  bool pooled = false;  // latent_bytes are a serving engine's cache_bytes
   int64_t scratch_bytes = 0, logits_bytes = 0, program_bytes = 0;
   int64_t weight_bytes = 0;  // with `everything`
 

@@ -42,7 +42,10 @@ int64_t mlp_floats(int64_t t, int64_t input, int64_t width) { return t * (2 * wi
 int64_t moe_floats(const Config& c, int64_t t, int threads) {
   const int64_t slots = t * c.num_experts_per_token, width = c.expert_width(), inner = c.moe_intermediate_size;
   const int64_t routing = t * (3 * c.num_experts + 4 * c.num_experts_per_token) + t * c.hidden_size;
-  const int64_t hidden = std::min(slots * inner, kMostHidden + c.num_experts_per_token * inner);
+  // Hidden rows of as many slots as are taken at once; AMX packs its inputs beside their BF16 rows, whole 16 tokens an expert.
+  const int64_t at_once = std::min(slots, kMostHidden / inner + c.num_experts_per_token);
+  const int64_t packed = std::min(16 * at_once, at_once + 15 * c.num_experts) * std::max(width, inner) / 2;
+  const int64_t hidden = std::max(at_once * inner, at_once * inner / 2 + packed);
   const int64_t tiles = threads * slots * 160;  // columns of a block, row pointers
   const int64_t experts = 4 * t * width + slots * width + hidden + tiles + slots * 8 + c.num_experts * 32;
   const int64_t shared = t * c.hidden_size + mlp_floats(t, c.hidden_size, c.num_shared_experts * inner);

@@ -199,10 +199,11 @@ K3_VEC_INLINE void scatter_sums(const DotsJob& job, const int64_t* rows, bool fi
 template <int R>
 struct Streams {
   int64_t first;
-  int64_t count;  // of each stream but the last, a multiple of `grain`
+  int64_t count;  // of each stream but the last: a multiple of `grain` where there are so many rows
 
-  Streams(const DotsJob& job, int64_t grain)
-      : first(job.row_begin), count(((job.row_end - job.row_begin + R - 1) / R + grain - 1) / grain * grain) {}
+  Streams(const DotsJob& job, int64_t grain) : first(job.row_begin), count((job.row_end - job.row_begin + R - 1) / R) {
+    if (count >= grain) count = (count + grain - 1) / grain * grain;
+  }
   K3_VEC_INLINE void rows_at(int64_t i, int64_t* rows) const {
     K3_UNROLL
     for (int r = 0; r < R; ++r) rows[r] = first + r * count + i;

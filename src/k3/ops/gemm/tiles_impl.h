@@ -69,6 +69,7 @@ template <bool kWide, bool kStream>
 inline void tile_block(const Strip& w, const uint16_t* x0, const uint16_t* x1, int64_t columns, float* results) {
   const int64_t row_bytes = w.stride * 2;
   const uint16_t* w1 = w.data + 16 * w.stride;
+  K3_TILE_FENCE();  // the panel
   K3_TILE_ZERO(0);
   K3_TILE_ZERO(2);
   if constexpr (kWide) {
@@ -168,6 +169,7 @@ inline void copy_result(const DenseTilesJob& job, float* tile, int64_t token, in
 template <bool kWide>
 inline void dense_block(const uint16_t* x, int64_t x_stride, const uint16_t* panel, int64_t columns, float* const* c,
                         int64_t c_stride, bool first) {
+  K3_TILE_FENCE();  // panel and results
   if (first) {
     K3_TILE_ZERO(0);
     K3_TILE_ZERO(1);

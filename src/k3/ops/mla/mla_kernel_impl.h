@@ -19,8 +19,8 @@ struct Lanes {
   typedef T type __attribute__((vector_size(sizeof(T) * N)));
 };
 
-// n numbers of FP8 E4M3 to FP32, exactly, zeros up to padded. Integer work alone: an FP32 detour for the numbers below 2^-6
-// would go through denormals, which are slow on some processors.
+// n numbers of FP8 E4M3 to FP32, exactly, zeros up to padded. No denormals on the way (slow on some processors): a number
+// below 2^-6 is its mantissa, converted, times 2^-9.
 template <class V>
 K3_VEC_INLINE void widen_f8(const uint8_t* from, int64_t n, int64_t padded, float* to) {
   constexpr int kW = static_cast<int>(V::kWidth);

@@ -1,6 +1,7 @@
 #include "k3/ops/sampling/sampling.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -42,21 +43,36 @@ float row_max(const float* x, size_t count) {
 
 }  // namespace
 
+namespace {
+
+int32_t first_of(std::span<const float> values, float value) {
+  const auto it = std::find(values.begin(), values.end(), value);
+  return it == values.end() ? -1 : static_cast<int32_t>(it - values.begin());
+}
+
+}  // namespace
+
 int32_t argmax(std::span<const float> logits) {
   const float best = row_max(logits.data(), logits.size());
-  if (std::isnan(best)) return -1;
-  const auto it = std::find(logits.begin(), logits.end(), best);
-  return it == logits.end() ? -1 : static_cast<int32_t>(it - logits.begin());
+  return std::isnan(best) ? -1 : first_of(logits, best);
 }
 
 LogProbs::LogProbs(std::span<const float> logits) : logits_(logits) {
   const float best = row_max(logits.data(), logits.size());
   double sum = 0;
-  for (const float x : logits) sum += std::exp(static_cast<double>(x - best));
+  constexpr size_t kBlock = 256;
+  float e[kBlock];
+  for (size_t i = 0; i < logits.size(); i += kBlock) {
+    const size_t n = std::min(kBlock, logits.size() - i);
+    for (size_t j = 0; j < n; ++j) e[j] = logits[i + j] - best;
+    vec_apply_portable(VecFn::exp, e, static_cast<int64_t>(n), e);
+    for (size_t j = 0; j < n; ++j) sum += static_cast<double>(e[j]);
+  }
   log_sum_ = best + static_cast<float>(std::log(sum));
 }
 
 std::vector<std::pair<int32_t, float>> LogProbs::top(int64_t count) const {
+  if (count <= 0) return {};
   std::vector<int32_t> ids(logits_.size());
   for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(i);
   const auto n = std::min(static_cast<size_t>(count), ids.size());
@@ -68,6 +84,20 @@ std::vector<std::pair<int32_t, float>> LogProbs::top(int64_t count) const {
   std::vector<std::pair<int32_t, float>> out;
   for (size_t i = 0; i < n; ++i) out.emplace_back(ids[i], of(ids[i]));
   return out;
+}
+
+bool all_finite(std::span<const float> values) {
+  // By bits: a chain of FP additions would take four cycles a number.
+  constexpr uint32_t kExponent = 0x7F800000;
+  constexpr size_t kBlock = 16;
+  uint32_t bad[kBlock] = {};
+  const auto check = [](float x) -> uint32_t { return (std::bit_cast<uint32_t>(x) & kExponent) == kExponent ? 1 : 0; };
+  size_t i = 0;
+  for (; i + kBlock <= values.size(); i += kBlock) {
+    for (size_t j = 0; j < kBlock; ++j) bad[j] |= check(values[i + j]);
+  }
+  for (; i < values.size(); ++i) bad[0] |= check(values[i]);
+  return std::all_of(std::begin(bad), std::end(bad), [](uint32_t b) { return b == 0; });
 }
 
 Status SamplingParams::validate(int64_t vocab) const {
@@ -264,15 +294,15 @@ Result<int32_t> Sampler::sample(std::span<const float> logits, std::span<const i
   const float raw = row_max(logits.data(), logits.size());
   if (std::isnan(raw)) return fail(Code::internal, "the logits contain NaN: the model's numbers are broken");
   if (raw == std::numeric_limits<float>::infinity()) return fail(Code::internal, "the logits contain infinity");
-  if (plain && params_.temperature == 0.0F && raw != kForbidden) return argmax(logits);
+  if (plain && params_.temperature == 0.0F && raw != kForbidden) return first_of(logits, raw);
   scores_.assign(logits.begin(), logits.end());
   penalise(prompt, generated);
   bias();
   if (!mask.empty()) forbid(mask);
-  const float best = row_max(scores_.data(), scores_.size());
+  const float best = plain ? raw : row_max(scores_.data(), scores_.size());
   if (!(best > kForbidden))
     return fail(Code::internal, "no token is allowed: every logit is -infinity or forbidden (logit_bias, structured output)");
-  if (params_.temperature == 0.0F) return argmax(scores_);
+  if (params_.temperature == 0.0F) return first_of(scores_, best);
   return draw(best, generated.size());
 }
 

@@ -68,6 +68,9 @@ class Sampler {
 // Lowest index of the largest logit; -1 when any is NaN.
 int32_t argmax(std::span<const float> logits);
 
+// No NaN and no infinity.
+bool all_finite(std::span<const float> values);
+
 // Natural logarithms of the model's own probabilities (temperature 1, nothing filtered), summed in double; `top` receives the
 // `count` most probable ids, most probable first (equal ones: lowest id first).
 class LogProbs {

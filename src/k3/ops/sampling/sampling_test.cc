@@ -217,6 +217,24 @@ TEST(Sampler, MaskedIdsNeverCome) {
   EXPECT_EQ(sampler.sample(logits, {}, {}, std::vector<uint32_t>{1, 0, 0}).error().code, Code::internal);
 }
 
+TEST(AllFinite, FindsWhatIsNotWhereverItStands) {
+  const float bad[] = {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::quiet_NaN(),
+                       std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity()};
+  EXPECT_TRUE(all_finite({}));
+  for (const size_t size : {1u, 15u, 16u, 17u, 70u}) {
+    std::vector<float> values(size, std::numeric_limits<float>::max());
+    values[0] = std::numeric_limits<float>::denorm_min();
+    EXPECT_TRUE(all_finite(values));
+    for (size_t at = 0; at < size; ++at) {
+      for (const float x : bad) {
+        std::vector<float> spoiled = values;
+        spoiled[at] = x;
+        EXPECT_FALSE(all_finite(spoiled)) << at;
+      }
+    }
+  }
+}
+
 TEST(LogProbs, AreTheLogSoftmax) {
   const std::vector<float> logits = {1, 3, -std::numeric_limits<float>::infinity(), 3, 0.5F};
   double sum = 0;

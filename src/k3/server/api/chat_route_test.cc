@@ -317,6 +317,16 @@ TEST_F(ChatRoute, TheLogHoldsNumbersAndNoText) {
   for (const char* word : {"secret", "words", "private"}) EXPECT_THAT(line, testing::Not(HasSubstr(word)));
 }
 
+TEST_F(ChatRoute, ARequestThatFailsLeavesOneLine) {
+  start();
+  engine_.script = [](const Request&) {
+    return test::Script{.choices = {{}}, .fault = fail(Code::internal, "broken"), .refusal = {}, .hold_tokens = false};
+  };
+  EXPECT_EQ(post("/v1/chat/completions", chat()).status, 500);
+  ASSERT_TRUE(test::eventually([&] { return !log().empty() && service_->http_stats().exchanges == 0; }));
+  EXPECT_EQ(log().size(), 1u) << testing::PrintToString(log());
+}
+
 // ---- ends that are none of the model's ----
 
 TEST_F(ChatRoute, AClientThatLeavesCancels) {

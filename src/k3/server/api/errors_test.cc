@@ -219,6 +219,9 @@ TEST_F(Errors, MethodsLengthsAndTypes) {
   error_of(raw("POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\nContent-Type: text/plain\r\n\r\n{}"),
            415);
   error_of(raw("POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}"), 415);
+  error_of(raw("POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Encoding: gzip\r\n"
+               "Content-Length: 2\r\n\r\n{}"),
+           415);
   error_of(raw("POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 99999999999\r\nContent-Type: "
                "application/json\r\n\r\n"),
            413);

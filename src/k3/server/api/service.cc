@@ -147,6 +147,10 @@ std::optional<ApiError> Service::Impl::refuse(const http::RequestHead& head, con
   if (!head.content_length && !head.chunked) return status_error(411, "a POST needs a Content-Length");
   const bool empty = !head.chunked && head.content_length == uint64_t{0};
   if (!empty && !is_json(head.header("content-type"))) return status_error(415, "the body must be application/json");
+  const std::string_view coding = head.header("content-encoding");
+  if (!empty && !coding.empty() && coding != "identity") {
+    return status_error(415, "a body with a Content-Encoding is not taken; send it as it is");
+  }
   return std::nullopt;
 }
 
@@ -232,10 +236,10 @@ Result<std::unique_ptr<Service>> Service::start(Context context, http::Options h
     const http::Server* server = raw->live;
     return server != nullptr ? server->stats() : http::ServerStats{};
   };
-  http.on_answered = [raw](const http::RequestHead& head, int status, double seconds) {
+  http.on_answered = [raw](const http::RequestHead& head, int status, double seconds, bool answer_told) {
     // Requests that generate have a line of their own, with more in it.
     const Found found = find_route(head);
-    const bool told = found.route != nullptr && found.route->generates && (status == 200 || status == 499);
+    const bool told = answer_told || (found.route != nullptr && found.route->generates && (status == 200 || status == 499));
     if (told || !raw->context->log || (found.route != nullptr && found.route->open)) return;
     raw->context->log(fmt::format("{} {} {} {} {:.1f} ms", head.request_id.empty() ? "-" : head.request_id,
                                   head.method.empty() ? "-" : head.method, head.path.substr(0, 200), status, seconds * 1e3));

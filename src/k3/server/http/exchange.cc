@@ -1,5 +1,6 @@
 #include "k3/server/http/exchange.h"
 
+#include <algorithm>
 #include <fmt/format.h>
 
 namespace k3::http {
@@ -48,6 +49,7 @@ void Exchange::respond(Response response) {
   if (s.started || s.gone) return;
   s.started = s.finished = true;
   s.status = response.status;
+  s.told = response.told;
   s.pending = head_text(s, response.status, response.body.empty() ? "" : response.content_type, response.headers,
                         response.body.size());
   if (!s.head_only) s.pending += response.body;
@@ -69,6 +71,8 @@ bool Exchange::write(std::string_view text) {
   State& s = *state_;
   const std::lock_guard lock(s.mutex);
   if (s.gone || s.cut_off || !s.streaming || s.finished) return false;
+  // What comes as one piece (an echoed prompt, all from before the admission) is no sign of a slow reader.
+  s.output_bytes = std::max(s.output_bytes, 2 * text.size());
   if (s.pending.size() + s.in_flight_bytes + text.size() > s.output_bytes) {
     s.cut_off = true;
     wake(s);

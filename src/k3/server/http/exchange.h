@@ -18,12 +18,13 @@ struct Exchange::State {
   bool head_only = false;  // HEAD: no body
   bool keep_alive = true;  // the connection goes on after the answer
   bool chunked = true;     // HTTP/1.1; before, a stream ends with the connection
-  size_t output_bytes = 0;
 
   std::mutex mutex;  // guards what follows
+  size_t output_bytes = 0;
   std::string pending;
   size_t in_flight_bytes = 0;
   int status = 0;
+  bool told = false;
   bool started = false, streaming = false, finished = false, aborted = false, gone = false, cut_off = false;
   bool wake_posted = false;
   std::function<void()> wake;  // posts to the io thread; empty once the connection is done with the exchange

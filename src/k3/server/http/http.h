@@ -1,11 +1,9 @@
-// Purpose:  HTTP/1.1 as the routes see it: a request that has arrived whole, and an exchange that answers it, at once or as
-// a
+// Purpose:  HTTP/1.1 as the routes see it: a request that has arrived whole, and an exchange that answers it, at once or as a
 //           stream. Beast and Asio are hidden behind it.
 // Shapes:   none.
 // Units:    bytes, seconds.
 // Memory:   an Exchange is shared by whoever answers; the output of one connection is bounded (Limits::output_bytes).
-// Threads:  one io thread owns all sockets. `gate` runs on it and must be quick; `handler` runs on one of a few worker
-// threads.
+// Threads:  one io thread owns all sockets. `gate` runs on it and must be quick; `handler` runs on one of a few worker threads.
 //           Every member of Exchange may be called from any thread and never blocks.
 // Errors:   what a client does wrong is answered here (400, 408, 413, 431) or by the gate; a client that goes away, stops
 //           reading or stays silent is closed, and the exchange's on_gone is called.
@@ -49,6 +47,7 @@ struct Response {
   std::string content_type = "application/json";
   std::vector<Header> headers = {};
   std::string body = {};
+  bool told = false;  // whoever answers has written the line of the log
 };
 
 std::string_view status_text(int status);
@@ -84,13 +83,14 @@ class Exchange {
 struct Limits {
   uint64_t body_bytes = uint64_t{64} << 20;
   uint32_t header_bytes = 32 << 10;
-  size_t output_bytes = size_t{1} << 20;  // of a stream that the client has not read yet
+  size_t output_bytes = size_t{1} << 20;  // of a stream, not read yet by the client; at least twice its largest write
   int64_t connections = 8192;
-  double head_seconds = 30;     // from the first byte (or accept) to the end of the head
-  double body_seconds = 120;    // without a byte of the body
-  double idle_seconds = 120;    // between requests
-  double stalled_seconds = 30;  // without a byte being read by the client
-  int send_buffer_bytes = 0;    // of the kernel; 0: its default
+  double head_seconds = 30;         // from accept to the end of the first head
+  double body_seconds = 120;        // without a byte of the body
+  double body_total_seconds = 600;  // from the end of the head to the end of the body
+  double idle_seconds = 120;        // from an answer to the end of the next head
+  double stalled_seconds = 30;      // without a byte being read by the client
+  int send_buffer_bytes = 0;        // of the kernel; 0: its default
 };
 
 struct Gate {
@@ -106,7 +106,8 @@ struct Options {
   std::function<Gate(const RequestHead&)> gate;
   std::function<void(Request, std::shared_ptr<Exchange>)> handler;
   std::function<std::string(int status, std::string_view message)> error_body;      // JSON of errors found here
-  std::function<void(const RequestHead&, int status, double seconds)> on_answered;  // io thread; 499: the client went away
+  // io thread; status 499: the client went away; told: Response::told
+  std::function<void(const RequestHead&, int status, double seconds, bool told)> on_answered;
 };
 
 struct ServerStats {

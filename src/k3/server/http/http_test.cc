@@ -37,7 +37,7 @@ class Http : public testing::Test {
       ++arrived_;
     };
     options.error_body = [](int status, std::string_view message) { return fmt::format("{}: {}", status, message); };
-    options.on_answered = [this](const RequestHead& head, int status, double) {
+    options.on_answered = [this](const RequestHead& head, int status, double, bool) {
       const std::lock_guard lock(mutex_);
       log_.push_back(fmt::format("{} {}", head.path, status));
     };
@@ -184,6 +184,44 @@ TEST_F(Http, SlowHeadsBodiesAndIdleConnectionsEnd) {
   EXPECT_EQ(idle.ask("GET", "/echo").status, 200);
   EXPECT_TRUE(idle.closed_by_server());
   EXPECT_TRUE(eventually([&] { return server_->stats().connections == 0; }));
+}
+
+TEST_F(Http, ABodyThatTricklesHasALimitInAll) {
+  start([](Options& o) { o.limits.body_total_seconds = 0.3; });
+  HttpClient body(port());
+  body.send("POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000\r\n\r\n");
+  std::atomic<bool> done{false};
+  std::thread drip([&] {
+    while (!done) {
+      body.send("x");
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+  });
+  EXPECT_EQ(body.read_answer().status, 408);
+  done = true;
+  drip.join();
+}
+
+TEST_F(Http, TargetsAsProxiesAskForThem) {
+  start();
+  EXPECT_EQ(HttpClient(port()).ask("GET", "http://a:8080/echo?x=b://c").status, 200);
+  EXPECT_EQ(HttpClient(port()).ask("GET", "http://a/refused").status, 404);
+  EXPECT_EQ(HttpClient(port()).ask("GET", "/refused?x=http://a/echo").status, 404);
+  const std::lock_guard lock(mutex_);
+  EXPECT_THAT(log_, testing::IsSupersetOf({"/echo 200", "/refused 404"}));
+}
+
+// An echoed prompt with its log-probabilities is one piece, however long.
+TEST_F(Http, OneLargePieceIsNoSlowReader) {
+  start([](Options& o) { o.limits.output_bytes = 1000; });
+  HttpClient client(port());
+  client.send("GET /hold HTTP/1.1\r\nHost: a\r\n\r\n");
+  const auto exchange = held();
+  exchange->begin_stream(200, "text/event-stream", {});
+  EXPECT_TRUE(exchange->write(std::string(100'000, 'x')));
+  exchange->finish();
+  EXPECT_EQ(client.read_answer().body.size(), 100'000u);
+  EXPECT_EQ(server_->stats().cut_off, 0);
 }
 
 TEST_F(Http, AClientThatHangsUpIsNoticedWhileNothingIsWritten) {

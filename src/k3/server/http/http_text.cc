@@ -3,8 +3,8 @@
 
 #include <atomic>
 #include <chrono>
-#include <random>
 
+#include "k3/base/rng.h"
 #include "k3/base/utf8.h"
 #include "k3/server/http/http.h"
 
@@ -63,7 +63,7 @@ std::string harmless_request_id(std::string_view text) {
 }
 
 std::string new_request_id() {
-  static const uint64_t kStart = std::random_device{}() | uint64_t{std::random_device{}()} << 32;
+  static const uint64_t kStart = random_seed();
   static std::atomic<uint64_t> next{0};
   return fmt::format("req-{:016x}{:08x}", kStart, next.fetch_add(1) & 0xffffffffU);
 }

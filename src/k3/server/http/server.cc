@@ -4,7 +4,7 @@
 //   closed.
 //
 // While an answer is under way the socket is watched for its end, so that a client that hangs up is noticed without
-// anything being written. Everything here but Core::post runs on the io thread.
+// anything being written. Everything here runs on the io thread.
 #include <fmt/format.h>
 
 #include <array>
@@ -132,6 +132,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   std::shared_ptr<Exchange::State> exchange_;
   RequestHead head_;
+  Clock::time_point body_end_;
   std::optional<Response> gate_response_;
   Clock::time_point begun_;
   std::string out_;
@@ -184,7 +185,12 @@ RequestHead Connection::take_head() {
   const auto& message = parser_->get();
   const auto text = [](beast::string_view view) { return std::string(view.data(), view.size()); };
   head.method = text(message.method_string());
-  const std::string target = text(message.target());
+  std::string target = text(message.target());
+  // As proxies are asked: http://host/path.
+  if (const size_t at = target.find("://"); at != std::string::npos && at > 0 && target.find('/') == at + 1) {
+    target.erase(0, std::min(target.find_first_of("/?", at + 3), target.size()));
+    if (target.empty() || target.front() != '/') target.insert(0, 1, '/');
+  }
   const size_t question = std::min(target.find('?'), target.size());
   head.path = decode_path(std::string_view(target).substr(0, question)).value_or("");
   if (question < target.size()) head.query = target.substr(question + 1);
@@ -256,6 +262,7 @@ void Connection::on_head(error_code ec) {
 
 void Connection::read_body() {
   phase_ = Phase::body;
+  body_end_ = Clock::now() + duration(limits().body_total_seconds);
   if (parser_->is_done()) return dispatch();
   if (beast::iequals(parser_->get()[beast::http::field::expect], "100-continue")) {
     // A few bytes into an empty send buffer: written without waiting.
@@ -267,7 +274,10 @@ void Connection::read_body() {
 }
 
 void Connection::read_body_piece() {
-  set_timer(limits().body_seconds, [this] { refuse(408, "the body of the request did not arrive in time", true); });
+  const auto late = [this] { refuse(408, "the body of the request did not arrive in time", true); };
+  const double left = std::chrono::duration<double>(body_end_ - Clock::now()).count();
+  if (left <= 0) return late();  // a timer may never win against bytes that keep coming
+  set_timer(std::min(limits().body_seconds, left), late);
   beast::http::async_read_some(socket_, buffer_, *parser_, [self = shared_from_this()](error_code ec, size_t) {
     if (self->phase_ == Phase::body) self->on_body(ec);
   });
@@ -389,6 +399,7 @@ void Connection::write_some() {
 void Connection::end_exchange(int status) {
   const std::shared_ptr<Exchange::State> exchange = std::move(exchange_);
   exchange_ = nullptr;
+  bool told = false;
   std::function<void()> on_gone, wake;
   {
     const std::lock_guard lock(exchange->mutex);
@@ -397,6 +408,7 @@ void Connection::end_exchange(int status) {
       exchange->gone = true;
       on_gone = std::move(exchange->on_gone);
     }
+    told = exchange->told;
     exchange->on_gone = nullptr;
     wake = std::move(exchange->wake);
     exchange->wake = nullptr;
@@ -405,7 +417,7 @@ void Connection::end_exchange(int status) {
   --server_->exchanges;
   if (on_gone) on_gone();
   if (server_->options.on_answered) {
-    server_->options.on_answered(head_, status, std::chrono::duration<double>(Clock::now() - begun_).count());
+    server_->options.on_answered(head_, status, std::chrono::duration<double>(Clock::now() - begun_).count(), told);
   }
 }
 

@@ -238,8 +238,7 @@ Result<std::shared_ptr<const Grammar>> Grammar::for_chat(const ChatFormat& forma
   auto impl = std::make_unique<Impl>(std::move(trie), *std::move(program));
   auto out = std::shared_ptr<Grammar>(new Grammar(std::move(impl)));
   if (!request.continue_final_message || prompt.open != OpenChannel::response) return std::shared_ptr<const Grammar>(out);
-  std::string given;
-  for (const ContentPart& part : request.messages.back().content) given += part.text;
+  std::string given = content_text(request.messages.back());
   Constraint check(out, {-1});
   if (!given.empty() && !check.begin(given)) {
     return fail(Code::invalid_argument, "messages[{}].content: does not begin a text that the constraint allows",

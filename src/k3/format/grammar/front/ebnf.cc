@@ -58,7 +58,7 @@ class EbnfParser {
       } else if (c == ' ' || c == '\t' || c == '\r' || (c == '\n' && lines)) {
         ++pos_;
       } else if (c == '\n' && continues()) {
-        ++pos_;
+        lines = true;  // all of it up to the '|' is space, and is not looked through again
       } else {
         return;
       }
@@ -125,8 +125,10 @@ class EbnfParser {
   }
 
   Result<Expr> repeated(int depth) {
+    constexpr int kMostRepeats = 8;  // behind one atom; each nests what is built of it one deeper
     K3_TRY_ASSIGN(Expr body, atom(depth));
-    while (true) {
+    for (int repeats = 0;; ++repeats) {
+      if (repeats > kMostRepeats) return error("too many repeats of one thing");
       if (take("*")) {
         body = b_.star(body);
       } else if (take("+")) {

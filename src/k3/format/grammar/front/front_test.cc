@@ -56,6 +56,27 @@ TEST(RegexGrammar, Refusals) {
   EXPECT_EQ(Grammar::regex(test::byte_trie(), "(a|b)*a(a|b){40}").error().code, Code::exhausted);
 }
 
+// Texts of a request that would nest or repeat work without an end: an error or a grammar, and soon.
+TEST(HostileGrammars, AreBounded) {
+  const auto repeated = [](std::string_view text, size_t count) {
+    std::string out;
+    for (size_t i = 0; i < count; ++i) out += text;
+    return out;
+  };
+  for (const char* op : {"?", "*", "+"}) {
+    EXPECT_FALSE(Grammar::ebnf(test::byte_trie(), "root ::= \"a\"" + repeated(op, 150'000)).ok());
+    EXPECT_TRUE(Grammar::ebnf(test::byte_trie(), "root ::= \"a\"" + repeated(op, 1)).ok());
+  }
+  EXPECT_TRUE(Grammar::ebnf(test::byte_trie(), "root ::= \"a\"" + std::string(1'000'000, '\n') + "| \"b\"\n").ok());
+  EXPECT_TRUE(Grammar::regex(test::byte_trie(), "\\p{N}{100}").ok());
+  std::string chain = R"({"$ref":"#/$defs/a0","$defs":{)";
+  for (int i = 0; i < 20'000; ++i) chain += fmt::format(R"("a{}":{{"$ref":"#/$defs/a{}"}},)", i, i + 1);
+  EXPECT_EQ(Grammar::json_schema(test::byte_trie(), chain + R"("a20000":{}}})").error().code, Code::exhausted);
+  std::string wide = R"({"type":"object","properties":{)";
+  for (int i = 0; i < 20'000; ++i) wide += fmt::format(R"({}"p{}":{{"type":"null"}})", i == 0 ? "" : ",", i);
+  EXPECT_EQ(Grammar::json_schema(test::byte_trie(), wide + "}}").error().code, Code::exhausted);
+}
+
 TEST(EbnfGrammar, Texts) {
   const std::vector<Case> cases = {
       {"root ::= \"yes\" | \"no\" # comment", {"yes", "no"}, {"yesno", ""}},

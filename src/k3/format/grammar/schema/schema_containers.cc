@@ -128,6 +128,8 @@ Result<SchemaCompiler::Members> SchemaCompiler::members(const Leaf& leaf) {
     }
   }
   std::for_each(required.begin(), required.end(), declare);
+  constexpr size_t kMostProperties = 10'000;
+  if (order.size() > kMostProperties) return bad(*leaf.nodes[0].node, "properties", "are too many", Code::exhausted);
   K3_TRY_ASSIGN(const KeyPatterns patterns, key_patterns(leaf));
   K3_TRY_ASSIGN(const TextDfa names_allowed, legal_names(leaf));
   for (const std::string& key : order) {

@@ -156,6 +156,8 @@ Status SchemaCompiler::flatten(const Item& item, List& out, Path& path, bool& ne
     return {};
   }
   if (!node.is_object()) return bad(node, "", "a schema must be an object or a boolean");
+  constexpr size_t kMostPath = 512;  // $ref and allOf inside each other: the recursion is as deep
+  if (path.size() >= kMostPath) return bad(node, "$ref", "leads through too many schemas", Code::exhausted);
   if (std::find(path.begin(), path.end(), &node) != path.end()) return bad(node, "$ref", "refers to itself without an end");
   for (Item& other : out) {
     if (other.node != &node) continue;

@@ -29,8 +29,15 @@ bool CodeSet::property(std::string_view name, CodeSet& out) {
   if (name == "Han" || name == "Script=Han" || name == "sc=Han") bit = kHan;
   if (name == "White_Space") bit = kSpace;
   if (bit == 0) return false;
+  // Made once: a pattern may name a class many times.
+  static const CodeSet letters = of_class(kLetter), numbers = of_class(kNumber), han = of_class(kHan), blanks = of_class(kSpace);
+  out = bit == kLetter ? letters : bit == kNumber ? numbers : bit == kHan ? han : blanks;
+  return true;
+}
+
+CodeSet CodeSet::of_class(uint8_t bit) {
   const uint8_t* classes = unicode_classes();
-  out = CodeSet();
+  CodeSet out;
   for (uint32_t code = 0; code <= kLast; ++code) {
     if ((classes[code] & bit) == 0) continue;
     if (!out.ranges_.empty() && out.ranges_.back().hi + 1 == code) {
@@ -40,7 +47,7 @@ bool CodeSet::property(std::string_view name, CodeSet& out) {
     }
   }
   out.normalize();
-  return true;
+  return out;
 }
 
 void CodeSet::add(uint32_t lo, uint32_t hi) {

@@ -39,6 +39,7 @@ class CodeSet {
   bool operator==(const CodeSet&) const = default;
 
  private:
+  static CodeSet of_class(uint8_t bit);  // looks at every code point
   void normalize();
   std::vector<CodeRange> ranges_;
 };

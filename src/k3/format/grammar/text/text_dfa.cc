@@ -80,11 +80,14 @@ Result<TextDfa> product(const TextDfa& a, const TextDfa& b, bool subtracting) {
     TextDfa::State state;
     const bool other = y != kNone && b.states[y].accepting;
     state.accepting = a.states[x].accepting && other != subtracting;
+    size_t first = 0;  // of b's edges; those of either are ascending and apart
     for (const auto& edge : a.states[x].edges) {
       uint32_t lo = edge.lo;
       if (y != kNone) {
-        for (const auto& match : b.states[y].edges) {
-          if (match.hi < lo || match.lo > edge.hi) continue;
+        const auto& matches = b.states[y].edges;
+        while (first < matches.size() && matches[first].hi < lo) ++first;
+        for (size_t m = first; m < matches.size() && matches[m].lo <= edge.hi; ++m) {
+          const auto& match = matches[m];
           if (subtracting && match.lo > lo) state.edges.push_back({lo, match.lo - 1, name(edge.to, kNone)});
           const uint32_t from = std::max(lo, match.lo), to = std::min(edge.hi, match.hi);
           state.edges.push_back({from, to, name(edge.to, match.to)});

@@ -3,9 +3,9 @@
 #include <atomic>
 #include <chrono>
 #include <mutex>
-#include <random>
 
 #include "k3/base/log.h"
+#include "k3/base/rng.h"
 
 namespace k3::server {
 namespace {
@@ -233,7 +233,9 @@ void Answer::on_done(size_t request, const RequestSummary& summary) {
 }
 
 void Answer::fail_with(const ApiError& error) {
-  exchange_->respond(error_response(error, job_.envelope));
+  http::Response response = error_response(error, job_.envelope);
+  response.told = true;
+  exchange_->respond(std::move(response));
   log_line(error.status);
 }
 
@@ -299,7 +301,7 @@ Usage AnswerState::total() const {
 }
 
 std::string new_answer_id(int64_t created) {
-  static const uint64_t kStart = std::random_device{}();
+  static const uint64_t kStart = random_seed();
   static std::atomic<uint64_t> next{0};
   return fmt::format("{:08x}{:08x}{:08x}", created & 0xffffffff, kStart & 0xffffffffU, next.fetch_add(1) & 0xffffffffU);
 }

@@ -173,8 +173,16 @@ AnswerFormat text_format(bool echo) {
     }
     return out;
   };
-  format.piece = [echo, late_echo](const AnswerState& state, size_t choice, const Piece& piece) {
-    const int64_t base = echo && state.generation.logprobs >= 0 ? characters(prompt_text(state, choice)) : 0;
+  // Characters of each choice's echo, counted once: this runs for every token, on the engine's thread.
+  const auto bases = std::make_shared<std::vector<int64_t>>();
+  format.piece = [echo, late_echo, bases](const AnswerState& state, size_t choice, const Piece& piece) {
+    int64_t base = 0;
+    if (echo && state.generation.logprobs >= 0) {
+      bases->resize(state.choices.size(), -1);
+      int64_t& known = (*bases)[choice];
+      if (known < 0) known = characters(prompt_text(state, choice));
+      base = known;
+    }
     return late_echo(state, choice) + chunk(state, choice, piece.text, &piece.logprobs, 0, nullptr, base);
   };
   format.end_choice = [late_echo](const AnswerState& state, size_t choice) {

@@ -5,6 +5,16 @@
 
 namespace k3::server {
 
+Result<std::vector<int32_t>> token_ids(const JsonNode& array, int64_t vocab, const std::string& path) {
+  std::vector<int32_t> ids;
+  for (size_t i = 0; i < array.items.size(); ++i) {
+    const auto id = json_integer(array.items[i]);
+    if (!id || *id < 0 || *id >= vocab) return fail(Code::invalid_argument, "{}[{}]: no token id of 0..{}", path, i, vocab - 1);
+    ids.push_back(static_cast<int32_t>(*id));
+  }
+  return ids;
+}
+
 std::optional<double> json_number(const JsonNode& node) {
   if (!node.is_number()) return std::nullopt;
   double value = 0;

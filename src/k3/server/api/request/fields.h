@@ -1,6 +1,10 @@
-// Purpose:  typed reading of the fields of a JSON request: a wrong type or a value out of range is an error naming the
-// field. Shapes:   none. Units:    none. Memory:   reads a tree that the caller keeps. Threads:  pure. Errors:
-// invalid_argument, always beginning with the field's name. Source:   api.md 3.
+// Purpose:  typed reading of the fields of a JSON request: a wrong type or a value out of range is an error naming the field.
+// Shapes:   none.
+// Units:    none.
+// Memory:   reads a tree that the caller keeps.
+// Threads:  pure.
+// Errors:   invalid_argument, always beginning with the field's name.
+// Source:   api.md 3.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +12,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "k3/base/result.h"
 #include "k3/format/json/json_tree.h"
@@ -29,6 +34,9 @@ class Fields {
  private:
   const JsonNode& root_;
 };
+
+// An array of token ids; its elements are named path[i] in errors.
+Result<std::vector<int32_t>> token_ids(const JsonNode& array, int64_t vocab, const std::string& path);
 
 std::optional<double> json_number(const JsonNode& node);    // finite
 std::optional<int64_t> json_integer(const JsonNode& node);  // a literal without point and exponent, or a whole 3.0

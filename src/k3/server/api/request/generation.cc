@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <charconv>
 #include <mutex>
-#include <random>
 #include <set>
 
+#include "k3/base/rng.h"
 #include "k3/base/utf8.h"
 
 namespace k3::server {
@@ -43,13 +43,7 @@ Status parse_stop_ids(const JsonNode& root, int64_t vocab, std::vector<int32_t>&
   const JsonNode* node = root.find_set("stop_token_ids");
   if (node == nullptr) return {};
   if (!node->is_array()) return fail(Code::invalid_argument, "stop_token_ids: must be an array of token ids");
-  for (size_t i = 0; i < node->items.size(); ++i) {
-    const auto id = json_integer(node->items[i]);
-    if (!id || *id < 0 || *id >= vocab) {
-      return fail(Code::invalid_argument, "stop_token_ids[{}]: no token id of 0..{}", i, vocab - 1);
-    }
-    out.push_back(static_cast<int32_t>(*id));
-  }
+  K3_TRY_ASSIGN(out, token_ids(*node, vocab, "stop_token_ids"));
   return {};
 }
 
@@ -122,8 +116,7 @@ Status parse_sampling(const JsonNode& root, int64_t vocab, ops::SamplingParams& 
   s.top_k = std::max<int64_t>(top_k, 0);  // -1 is another way to say all
   int64_t seed = 0;
   K3_TRY(fields.integer("seed", seed, INT64_MIN));
-  std::random_device device;
-  s.seed = fields.find("seed") != nullptr ? static_cast<uint64_t>(seed) : uint64_t{device()} << 32 | device();
+  s.seed = fields.find("seed") != nullptr ? static_cast<uint64_t>(seed) : random_seed();
   K3_TRY(parse_bias(root, vocab, s));
   return s.validate(vocab);
 }
@@ -225,6 +218,7 @@ std::vector<std::string> new_unknown_fields(const JsonNode& root) {
                                                     "suffix",
                                                     "best_of",
                                                     "add_special_tokens",
+                                                    "add_special",
                                                     "parse_special",
                                                     "cache_prompt",
                                                     "id_slot",
@@ -252,6 +246,8 @@ std::vector<std::string> new_unknown_fields(const JsonNode& root) {
   const std::lock_guard lock(mutex);
   for (const std::string& key : root.keys) {
     if (kKnown.contains(key) || key.size() > kMostNameBytes || seen.size() >= kMostNames) continue;
+    // What would break or colour a line of the log is not worth one.
+    if (std::any_of(key.begin(), key.end(), [](char c) { return static_cast<uint8_t>(c) < 0x20 || c == 0x7F; })) continue;
     if (seen.insert(key).second) out.push_back(key);
   }
   return out;

@@ -34,7 +34,8 @@ Outcome<RenderedChat> render_chat(const Context& context, const JsonNode& root);
 // Everything but the format, the envelope and the label.
 Outcome<AnswerJob> chat_job(const Context& context, const JsonNode& root);
 Outcome<AnswerJob> text_job(const Context& context, const JsonNode& root);
-bool text_job_echoes(const JsonNode& root);
+// Raw text to ids: [BOS] first with add_specials (or as add_special_tokens says), names of specials as tokens with parse_special.
+Result<std::vector<int32_t>> encode_text(const Context& context, const JsonNode& root, std::string_view text, bool add_specials);
 
 // Other dialects, rewritten as chat completion requests; the paths in errors are those of the chat request.
 Outcome<Body> chat_of_messages(const JsonNode& root, bool count_only);  // Anthropic

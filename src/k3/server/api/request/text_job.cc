@@ -6,32 +6,6 @@ namespace {
 
 constexpr size_t kMostPrompts = 64;
 
-// Text is a [BOS] and ordinary tokens unless the request says otherwise.
-Result<std::vector<int32_t>> encode_text(const Context& context, const JsonNode& root, std::string_view text) {
-  bool add_specials = true, parse_specials = false;
-  K3_TRY(Fields(root).flag("add_special_tokens", add_specials));
-  K3_TRY(Fields(root).flag("parse_special", parse_specials));
-  std::vector<int32_t> ids;
-  if (const auto bos = context.tokenizer->special("[BOS]"); add_specials && bos) ids.push_back(*bos);
-  if (parse_specials) {
-    K3_TRY(context.tokenizer->encode_with_specials(text, ids));
-  } else {
-    K3_TRY(context.tokenizer->encode(text, ids));
-  }
-  return ids;
-}
-
-Result<std::vector<int32_t>> ids_of(const JsonNode& array, int64_t vocab, const std::string& path) {
-  std::vector<int32_t> ids;
-  for (size_t i = 0; i < array.items.size(); ++i) {
-    const auto id = json_integer(array.items[i]);
-    if (!id || *id < 0 || *id >= vocab)
-      return fail(Code::invalid_argument, "{}[{}]: no token id of 0..{}", path, i, vocab - 1);
-    ids.push_back(static_cast<int32_t>(*id));
-  }
-  return ids;
-}
-
 // A string, an array of strings, an array of ids, or an array of arrays of ids.
 Result<std::vector<std::vector<int32_t>>> parse_prompts(const Context& context, const JsonNode& root) {
   const JsonNode* prompt = root.find_set("prompt");
@@ -39,12 +13,12 @@ Result<std::vector<std::vector<int32_t>>> parse_prompts(const Context& context, 
   const int64_t vocab = context.card.vocab;
   std::vector<std::vector<int32_t>> out;
   if (prompt->is_string()) {
-    K3_TRY_ASSIGN(std::vector<int32_t> ids, encode_text(context, root, prompt->text));
+    K3_TRY_ASSIGN(std::vector<int32_t> ids, encode_text(context, root, prompt->text, true));
     out.push_back(std::move(ids));
   } else if (!prompt->is_array()) {
     return fail(Code::invalid_argument, "prompt: must be a string or an array, not {}", json_kind_name(prompt->kind));
   } else if (!prompt->items.empty() && prompt->items[0].is_number()) {
-    K3_TRY_ASSIGN(std::vector<int32_t> ids, ids_of(*prompt, vocab, "prompt"));
+    K3_TRY_ASSIGN(std::vector<int32_t> ids, token_ids(*prompt, vocab, "prompt"));
     out.push_back(std::move(ids));
   } else {
     if (prompt->items.size() > kMostPrompts) return fail(Code::invalid_argument, "prompt: at most {} prompts", kMostPrompts);
@@ -54,7 +28,7 @@ Result<std::vector<std::vector<int32_t>>> parse_prompts(const Context& context, 
       if (!item.is_string() && !item.is_array())
         return fail(Code::invalid_argument, "{}: must be a string or an array of ids", path);
       K3_TRY_ASSIGN(std::vector<int32_t> ids,
-                    item.is_string() ? encode_text(context, root, item.text) : ids_of(item, vocab, path));
+                    item.is_string() ? encode_text(context, root, item.text, true) : token_ids(item, vocab, path));
       out.push_back(std::move(ids));
     }
   }
@@ -135,9 +109,17 @@ Result<std::shared_ptr<const Grammar>> text_grammar(const Context& context, cons
 
 }  // namespace
 
-bool text_job_echoes(const JsonNode& root) {
-  const JsonNode* echo = root.find_set("echo");
-  return echo != nullptr && echo->is_boolean() && echo->flag;
+Result<std::vector<int32_t>> encode_text(const Context& context, const JsonNode& root, std::string_view text,
+                                         bool add_specials) {
+  const Fields fields(root);
+  bool parse_specials = false;
+  K3_TRY(fields.flag("add_special_tokens", add_specials));
+  K3_TRY(fields.flag("add_special", add_specials));
+  K3_TRY(fields.flag("parse_special", parse_specials));
+  std::vector<int32_t> ids;
+  if (const auto bos = context.tokenizer->special("[BOS]"); add_specials && bos) ids.push_back(*bos);
+  K3_TRY(parse_specials ? context.tokenizer->encode_with_specials(text, ids) : context.tokenizer->encode(text, ids));
+  return ids;
 }
 
 Outcome<AnswerJob> text_job(const Context& context, const JsonNode& root) {
@@ -153,7 +135,7 @@ Outcome<AnswerJob> text_job(const Context& context, const JsonNode& root) {
 
   AnswerJob job;
   job.generation = *generation;
-  job.keep_prompts = text_job_echoes(root);
+  (void)Fields(root).flag("echo", job.keep_prompts);  // checked above
   for (std::vector<int32_t>& ids : *prompts) {
     const auto length = static_cast<int64_t>(ids.size());
     if (length + 1 > context.card.ctx_tokens) {

@@ -23,6 +23,7 @@ void start(Call call, AnswerJob job, AnswerFormat format, Envelope envelope) {
 void rewritten(Call call, Outcome<Body> (*rewrite)(const JsonNode&), AnswerFormat format, Envelope envelope) {
   auto body = parse_body(std::move(call.request.body));
   if (!body.ok()) return call.fail(body.error, envelope);
+  note_unknown_fields(body->root);
   auto chat = rewrite(body->root);
   if (!chat.ok()) return call.fail(chat.error, envelope);
   auto job = chat_job(*call.context, chat->root);
@@ -47,7 +48,8 @@ void text_completions(Call call) {
   note_unknown_fields(body->root);
   auto job = text_job(*call.context, body->root);
   if (!job.ok()) return call.fail(job.error);
-  start(std::move(call), std::move(*job), text_format(text_job_echoes(body->root)), Envelope::openai);
+  const bool echo = job->keep_prompts;
+  start(std::move(call), std::move(*job), text_format(echo), Envelope::openai);
 }
 
 void responses(Call call) { rewritten(std::move(call), chat_of_responses, responses_format(), Envelope::openai); }

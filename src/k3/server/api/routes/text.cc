@@ -39,21 +39,14 @@ Outcome<std::vector<int32_t>> tokens_of(const Context& context, const JsonNode& 
     return std::move(chat->ids);
   }
   const Fields fields(root);
-  bool add_specials = false, parse_specials = false;
   std::string text;
   const char* name = fields.find("prompt") != nullptr ? "prompt" : "content";
   if (fields.find(name) == nullptr)
     return bad_request("prompt", "is missing (or content, or messages)", "missing_required_parameter");
-  for (const Status& status : {fields.text(name, text), fields.flag("add_special_tokens", add_specials),
-                               fields.flag("add_special", add_specials), fields.flag("parse_special", parse_specials)}) {
-    if (!status.ok()) return status.error();
-  }
-  std::vector<int32_t> ids;
-  if (const auto bos = context.tokenizer->special("[BOS]"); add_specials && bos) ids.push_back(*bos);
-  const Status encoded =
-      parse_specials ? context.tokenizer->encode_with_specials(text, ids) : context.tokenizer->encode(text, ids);
-  if (!encoded.ok()) return encoded.error();
-  return ids;
+  if (const Status status = fields.text(name, text); !status.ok()) return status.error();
+  auto ids = encode_text(context, root, text, false);
+  if (!ids.ok()) return ids.error();
+  return *std::move(ids);
 }
 
 }  // namespace
@@ -91,16 +84,9 @@ void detokenize(Call call) {
     return call.fail(api_error(status.error()));
   const JsonNode* tokens = body->root.find_set("tokens");
   if (tokens == nullptr || !tokens->is_array()) return call.fail(bad_request("tokens", "must be an array of token ids"));
-  std::vector<int32_t> ids;
-  for (size_t i = 0; i < tokens->items.size(); ++i) {
-    const auto id = json_integer(tokens->items[i]);
-    if (!id || *id < 0 || *id >= context.tokenizer->vocab_size()) {
-      return call.fail(bad_request(fmt::format("tokens[{}]", i),
-                                   fmt::format("no token id of 0..{}", context.tokenizer->vocab_size() - 1)));
-    }
-    ids.push_back(static_cast<int32_t>(*id));
-  }
-  const auto text = context.tokenizer->decode(ids);
+  const auto ids = token_ids(*tokens, context.tokenizer->vocab_size(), "tokens");
+  if (!ids.ok()) return call.fail(api_error(ids.error()));
+  const auto text = context.tokenizer->decode(*ids);
   if (!text.ok()) return call.fail(api_error(text.error()));
   const std::string shown = as_bytes ? base64(*text) : utf8_repair(*text);
   call.answer(JsonWriter().begin_object().field("prompt", shown).field("content", shown).end_object().text());
