@@ -57,7 +57,7 @@ endif()
 # Owners: layer -> libraries it may include.
 set(K3_THIRD_PARTY_base fmt spdlog simdjson xxhash zstd liburing prometheus)
 set(K3_THIRD_PARTY_tensor fmt)
-set(K3_THIRD_PARTY_ops fmt)
+set(K3_THIRD_PARTY_ops fmt cublas cudnn)
 set(K3_THIRD_PARTY_format fmt nlohmann pcre2)
 set(K3_THIRD_PARTY_model fmt)
 set(K3_THIRD_PARTY_cache fmt lmdb xxhash)
