@@ -18,7 +18,9 @@ namespace k3 {
 struct LayerCache {
   ops::StateSlots state;                        // KDA layers
   std::span<const ops::StateExport> exports;    // KDA layers: checkpoints to write inside the pass
-  std::span<const ops::PagedKv> pages;          // MLA layers, [B]
+  std::span<const ops::PagedKv> pages;          // MLA layers, [B]; on a GPU:
+  ops::PagedTable table;
+  const ops::DeviceExport* device_exports = nullptr;  // on a GPU: `exports`, in device memory
 };
 
 struct Batch {

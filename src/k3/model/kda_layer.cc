@@ -9,7 +9,7 @@ void kda_layer(const ops::Ctx& ctx, const Config& config, const KdaWeights& w, c
   const Workspace::Scope scope(*ctx.workspace);
   const int64_t tokens = batch.token_count(), heads = config.kda_num_heads, width = config.kda_head_dim;
   const int64_t channels = config.kda_width();
-  const auto scratch = [&](int64_t columns) { return ctx.workspace->tensor({tokens, columns}); };
+  const auto scratch = [&](int64_t columns) { return ctx.workspace->tensor({tokens, columns}, ctx.activation()); };
   const auto by_head = [&](const Tensor& t) { return t.reshape({tokens, heads, width}); };
 
   // Everything that reads x, as one stream of weights; then the up halves of the low-rank pairs.
@@ -23,23 +23,6 @@ void kda_layer(const ops::Ctx& ctx, const Config& config, const KdaWeights& w, c
   if (!w.g) ops::linear(ctx, gate_low, w.g_b, gate);
 
   // Convolution, recurrence and gated norm, head by head.
-  const int64_t tail_bytes = (config.short_conv_kernel_size - 1) * channels * dtype_bytes(cache.state.conv_dtype);
-  const auto sequences = static_cast<size_t>(batch.sequence_count());
-  std::vector<ops::ConvTail> tails, export_tails;
-  std::vector<void*> states;
-  std::vector<ops::KdaExport> exports;
-  tails.reserve(3 * sequences);
-  const auto add_tails = [&](void* conv, std::vector<ops::ConvTail>& to) {
-    for (int part = 0; part < 3; ++part) to.push_back({static_cast<std::byte*>(conv) + part * tail_bytes, cache.state.conv_dtype});
-  };
-  for (size_t s = 0; s < sequences; ++s) {
-    add_tails(cache.state.conv_of(static_cast<int64_t>(s)), tails);
-    states.push_back(cache.state.recurrent_of(static_cast<int64_t>(s)));
-  }
-  for (const ops::StateExport& e : cache.exports) {
-    add_tails(cache.state.conv_at(e.slot), export_tails);
-    exports.push_back({e.sequence, e.tokens, cache.state.recurrent_at(e.slot)});
-  }
   ops::KdaMixArgs args;
   args.kda.q = by_head(q);
   args.kda.k = by_head(k);
@@ -50,20 +33,15 @@ void kda_layer(const ops::Ctx& ctx, const Config& config, const KdaWeights& w, c
   args.kda.dt_bias = w.dt_bias;
   if (config.gate_lower_bound) args.kda.lower_bound = static_cast<float>(*config.gate_lower_bound);
   args.kda.offsets = batch.offsets;
-  args.kda.states = states;
-  args.kda.state_dtype = cache.state.recurrent_dtype;
-  args.kda.exports = exports;
   args.kda.out = by_head(scratch(channels));
   args.taps[0] = &w.q_conv;
   args.taps[1] = &w.k_conv;
   args.taps[2] = &w.v_conv;
-  args.tails = tails;
-  args.export_tails = export_tails;
   args.norm = w.o_norm;
   args.gate = gate;
   args.eps = static_cast<float>(config.rms_norm_eps);
   args.y = scratch(channels);
-  ops::kda_mix(ctx, args);
+  ops::kda_mix(ctx, args, cache.state, cache.exports, cache.device_exports);
   ops::linear(ctx, args.y, w.o, out);
 }
 

@@ -14,13 +14,14 @@ void mla_layer(const ops::Ctx& ctx, const Config& config, const MlaWeights& w, c
   const Workspace::Scope scope(*ctx.workspace);
   const int64_t tokens = batch.token_count(), heads = config.num_attention_heads;
   const int64_t query_width = config.qk_nope_head_dim + config.qk_rope_head_dim, value = config.v_head_dim;
+  const auto scratch = [&](int64_t columns) { return ctx.workspace->tensor({tokens, columns}, ctx.activation()); };
   const auto latent_eps = static_cast<float>(config.latent_norm_eps);
 
   // Everything that reads x, as one stream of weights.
-  const Tensor q = ctx.workspace->tensor({tokens, heads * query_width});
-  const Tensor kv = ctx.workspace->tensor({tokens, w.kv_a.rows});
-  const Tensor latent = w.q ? Tensor() : ctx.workspace->tensor({tokens, w.q_a.rows});
-  const Tensor gate = w.g ? ctx.workspace->tensor({tokens, heads * value}) : Tensor();
+  const Tensor q = scratch(heads * query_width);
+  const Tensor kv = scratch(w.kv_a.rows);
+  const Tensor latent = w.q ? Tensor() : scratch(w.q_a.rows);
+  const Tensor gate = w.g ? scratch(heads * value) : Tensor();
   const ops::LinearPart parts[] = {w.q ? ops::LinearPart{w.q, q} : ops::LinearPart{w.q_a, latent}, {w.kv_a, kv}, {w.g, gate}};
   ops::linear_many(ctx, x, std::span(parts, w.g ? 3 : 2));
   if (!w.q) {
@@ -29,9 +30,9 @@ void mla_layer(const ops::Ctx& ctx, const Config& config, const MlaWeights& w, c
   }
 
   // The step's latents go into the cache first; attention reads history and step alike from there.
-  ops::latent_append(ctx, kv, w.kv_a_norm, latent_eps, batch.offsets, batch.history, cache.pages);
+  ops::latent_append(ctx, kv, w.kv_a_norm, latent_eps, batch.offsets, batch.history, cache.pages, cache.table);
 
-  const Tensor o = ctx.workspace->tensor({tokens, heads * value});
+  const Tensor o = scratch(heads * value);
   ops::MlaArgs args;
   args.q = q.reshape({tokens, heads, query_width});
   args.kv_b = w.kv_b;
@@ -42,6 +43,7 @@ void mla_layer(const ops::Ctx& ctx, const Config& config, const MlaWeights& w, c
   args.offsets = batch.offsets;
   args.history = batch.history;
   args.caches = cache.pages;
+  args.table = cache.table;
   args.out = o.reshape({tokens, heads, value});
   ops::mla(ctx, args);
 

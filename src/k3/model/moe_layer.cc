@@ -12,7 +12,7 @@ namespace {
 Status routed_experts(const ops::Ctx& ctx, const MoeWeights& w, WeightStream* stream, const Tensor& z, const Tensor& ids,
                       const Tensor& weights, const ops::Glu& activation, const Tensor& out) {
   if (stream == nullptr) {
-    ops::moe(ctx, z, ids, weights, w.experts, activation, out);
+    ops::moe(ctx, z, ids, weights, w.experts, activation, out, w.bank);
     return {};
   }
   const Workspace::Scope scope(*ctx.workspace);
@@ -38,8 +38,8 @@ ops::Glu activation_of(const Config& config) {
 
 void mlp_layer(const ops::Ctx& ctx, const ops::Glu& activation, const MlpWeights& w, const Tensor& x, const Tensor& out) {
   const Workspace::Scope scope(*ctx.workspace);
-  const Tensor gate = ctx.workspace->tensor({x.dim(0), w.gate.rows});
-  const Tensor up = ctx.workspace->tensor({x.dim(0), w.up.rows});
+  const Tensor gate = ctx.workspace->tensor({x.dim(0), w.gate.rows}, ctx.activation());
+  const Tensor up = ctx.workspace->tensor({x.dim(0), w.up.rows}, ctx.activation());
   const ops::LinearPart parts[] = {{w.gate, gate}, {w.up, up}};
   ops::linear_many(ctx, x, parts);
   ops::glu(ctx, gate, up, activation, gate);
@@ -54,9 +54,9 @@ Status moe_layer(const ops::Ctx& ctx, const Config& config, const MoeWeights& w,
 
   // Everything that reads x, as one stream of weights. The router reads it in FP32.
   const Tensor logits = ctx.workspace->tensor({tokens, config.num_experts});
-  const Tensor z = w.down ? ctx.workspace->tensor({tokens, w.down.rows}) : x;
-  const Tensor shared_gate = w.shared ? ctx.workspace->tensor({tokens, w.shared.gate.rows}) : Tensor();
-  const Tensor shared_up = w.shared ? ctx.workspace->tensor({tokens, w.shared.up.rows}) : Tensor();
+  const Tensor z = w.down ? ctx.workspace->tensor({tokens, w.down.rows}, ctx.activation()) : x;
+  const Tensor shared_gate = w.shared ? ctx.workspace->tensor({tokens, w.shared.gate.rows}, ctx.activation()) : Tensor();
+  const Tensor shared_up = w.shared ? ctx.workspace->tensor({tokens, w.shared.up.rows}, ctx.activation()) : Tensor();
   ops::LinearPart parts[4] = {{w.router, logits, true}};
   size_t count = 1;
   if (w.down) parts[count++] = {w.down, z};
@@ -80,12 +80,12 @@ Status moe_layer(const ops::Ctx& ctx, const Config& config, const MoeWeights& w,
   }
   Tensor shared;
   if (w.shared) {
-    shared = ctx.workspace->tensor({tokens, config.hidden_size});
+    shared = ctx.workspace->tensor({tokens, config.hidden_size}, ctx.activation());
     ops::glu(ctx, shared_gate, shared_up, activation, shared_gate);
     ops::linear(ctx, shared_gate, w.shared.down, shared);
   }
 
-  const Tensor routed = w.down ? ctx.workspace->tensor({tokens, w.down.rows}) : out;
+  const Tensor routed = w.down ? ctx.workspace->tensor({tokens, w.down.rows}, ctx.activation()) : out;
   K3_TRY(routed_experts(ctx, w, stream, z, ids, weights, activation, routed));
   if (w.down) {
     // Latent experts: the norm acts once on the weighted sum, before the up projection.

@@ -52,6 +52,7 @@ struct MoeWeights {
   Tensor latent_norm;    // [R], absent without latent_moe_use_norm
   MlpWeights shared;     // absent without shared experts
   std::vector<ops::ExpertWeights> experts;
+  ops::ExpertBank bank;  // on a GPU, instead
 };
 
 struct LayerWeights {

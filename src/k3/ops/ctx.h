@@ -9,18 +9,44 @@
 
 #include "k3/base/threads.h"
 #include "k3/ops/cpu/isa.h"
+#include "k3/tensor/device.h"
 #include "k3/tensor/tensor.h"
 
 namespace k3::ops {
 
 // exact: FP32 activations, state, conv tail and latent.
 // bf16:  inputs of matrix products, the conv tail and the latent are rounded to BF16; accumulation, norms,
-//        gates, softmax and the KDA state stay FP32. On the CPU activations travel in FP32 either way.
+//        gates, softmax and the KDA state stay FP32. On the CPU activations travel in FP32 either way; on a GPU in
+//        BF16 (it has no policy exact).
 enum class Policy { exact, bf16 };
 
 class Tape;  // records vjps in training; null means inference
 
+namespace cuda {
+class OpState;  // what the ops keep on a GPU between steps (cuda/op_state.h)
+}
+
+// What varies from step to step, as kernels read it: in device memory, at addresses that stay, so that a captured graph reads the
+// values of the step it is replayed for.
+struct DeviceStep {
+  const int32_t* tokens = nullptr;      // [T]
+  const int32_t* offsets = nullptr;     // [B + 1]
+  const int32_t* history = nullptr;     // [B]
+  const int32_t* sequence_of = nullptr; // [T]
+  const int32_t* logit_rows = nullptr;
+  int64_t longest = 0;                  // most tokens of a sequence in the step
+  int64_t longest_context = 0;          // most tokens of history and step together (an upper bound in a graph)
+};
+
 struct Ctx {
+  // Where tensors, weights and caches lie and the work is done. On a GPU everything is queued on `stream`; host spans in arguments
+  // (offsets, history, exports) give sizes, their values are taken from `step`.
+  Device device = {};
+  Stream stream = nullptr;
+  const DeviceStep* step = nullptr;
+  cuda::OpState* gpu = nullptr;
+  DType activation() const { return device.is_cuda() ? DType::bf16 : DType::f32; }
+
   ThreadPool* pool = nullptr;
   Workspace* workspace = nullptr;
   Isa isa = Isa::scalar;

@@ -33,6 +33,15 @@ struct PagedKv {
   void* row(int64_t token) const { return static_cast<std::byte*>(base) + row_offset(token) * dtype_bytes(dtype); }
 };
 
+// The latent caches of all sequences of a step, as GPU kernels read them.
+struct PagedTable {
+  void* base = nullptr;
+  DType dtype = DType::bf16;
+  int64_t width = 0, page_tokens = 0, page_stride = 0, row_stride = 0;  // as in PagedKv
+  const int32_t* tables = nullptr;  // [B, table_stride] page numbers, device memory
+  int64_t table_stride = 0;
+};
+
 struct StateSlots {
   void* recurrent = nullptr;           // [slots, H, Dv, Dk] recurrent_dtype, V-first
   DType recurrent_dtype = DType::f32;  // f32 or bf16
@@ -40,7 +49,7 @@ struct StateSlots {
   void* conv = nullptr;           // [slots, 3 (q, k, v), K - 1 (oldest first), H * D] conv_dtype
   DType conv_dtype = DType::f32;  // f32 or bf16
   int64_t conv_stride = 0;
-  const int32_t* slots = nullptr;  // [B] slot of each sequence of the step
+  const int32_t* slots = nullptr;  // [B] slot of each sequence of the step, in the memory of the caches
 
   void* recurrent_at(int64_t slot) const {
     return static_cast<std::byte*>(recurrent) + slot * recurrent_stride * dtype_bytes(recurrent_dtype);
@@ -55,6 +64,11 @@ struct StateExport {
   int64_t sequence = 0;  // of the step
   int64_t tokens = 0;    // 1 .. its tokens in the step
   int32_t slot = 0;
+};
+
+// The same as GPU kernels read it.
+struct DeviceExport {
+  int32_t sequence = 0, tokens = 0, slot = 0;
 };
 
 }  // namespace k3::ops

@@ -12,6 +12,7 @@ namespace k3 {
 namespace {
 
 constexpr int64_t kAlign = 64;
+constexpr int64_t kDeviceAlign = 256;  // bulk copies and tensor maps want 128
 constexpr int64_t kHugePage = int64_t{2} << 20;
 constexpr int64_t kMinBlock = int64_t{1} << 20;
 
@@ -83,11 +84,30 @@ std::string Tensor::shape_text() const {
 }
 
 void Storage::Free::operator()(std::byte* p) const {
-  if (mapped_bytes > 0) {
-    ::munmap(p, static_cast<size_t>(mapped_bytes));
-  } else {
-    std::free(p);
+  switch (kind) {
+    case Kind::heap: std::free(p); break;
+    case Kind::mapped: ::munmap(p, static_cast<size_t>(mapped_bytes)); break;
+    case Kind::device: device_free(p); break;
+    case Kind::pinned: pinned_free(p); break;
   }
+}
+
+Result<Storage> Storage::allocate_on(Device device, int64_t bytes) {
+  if (!device.is_cuda() || bytes == 0) return allocate(bytes);
+  K3_TRY_ASSIGN(std::byte* const memory, device_allocate(device, bytes));
+  Storage out;
+  out.data_ = std::unique_ptr<std::byte[], Free>(memory, Free(Free::Kind::device));
+  out.size_bytes_ = bytes;
+  return out;
+}
+
+Result<Storage> Storage::pinned(int64_t bytes) {
+  if (bytes == 0) return Storage();
+  K3_TRY_ASSIGN(std::byte* const memory, pinned_allocate(bytes));
+  Storage out;
+  out.data_ = std::unique_ptr<std::byte[], Free>(memory, Free(Free::Kind::pinned));
+  out.size_bytes_ = bytes;
+  return out;
 }
 
 Result<Storage> Storage::reserve(int64_t bytes) {
@@ -97,7 +117,7 @@ Result<Storage> Storage::reserve(int64_t bytes) {
                            : ::mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE,
                                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) return fail(Code::exhausted, "no address space for {}", format_bytes(bytes));
-  out.data_ = std::unique_ptr<std::byte[], Free>(static_cast<std::byte*>(memory), Free(bytes));
+  out.data_ = std::unique_ptr<std::byte[], Free>(static_cast<std::byte*>(memory), Free(Free::Kind::mapped, bytes));
   out.size_bytes_ = bytes;
   return out;
 }
@@ -124,7 +144,7 @@ Result<Storage> Storage::allocate(int64_t bytes) {
 
 Status Workspace::reserve(int64_t bytes) {
   K3_CHECK(in_use_ == 0, "a workspace in use cannot be reserved anew");
-  K3_TRY_ASSIGN(Storage storage, Storage::allocate(bytes));
+  K3_TRY_ASSIGN(Storage storage, Storage::allocate_on(device_, bytes));
   blocks_.clear();
   blocks_.push_back({std::move(storage), 0});
   current_ = 0;
@@ -132,13 +152,14 @@ Status Workspace::reserve(int64_t bytes) {
 }
 
 void* Workspace::bytes(int64_t count) {
-  const int64_t rounded = std::max<int64_t>(kAlign, (count + kAlign - 1) / kAlign * kAlign);
+  const int64_t align = device_.is_cuda() ? kDeviceAlign : kAlign;
+  const int64_t rounded = std::max<int64_t>(align, (count + align - 1) / align * align);
   while (current_ < blocks_.size() && blocks_[current_].used + rounded > blocks_[current_].storage.size_bytes()) ++current_;
   if (current_ == blocks_.size()) {
     const int64_t last = blocks_.empty() ? 0 : blocks_.back().storage.size_bytes();
-    auto storage = Storage::allocate(std::max({rounded, kMinBlock, 2 * last}));
+    auto storage = Storage::allocate_on(device_, std::max({rounded, kMinBlock, 2 * last}));
     // Twice the last block is for fewer blocks later, not a need.
-    if (!storage.ok()) storage = Storage::allocate(rounded);
+    if (!storage.ok()) storage = Storage::allocate_on(device_, rounded);
     if (!storage.ok()) end_exhausted(storage.error().message + " of scratch; shorter chunks or fewer threads need less");
     blocks_.push_back({*std::move(storage), 0});
   }

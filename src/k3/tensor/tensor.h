@@ -16,6 +16,7 @@
 
 #include "k3/base/check.h"
 #include "k3/base/result.h"
+#include "k3/tensor/device.h"
 #include "k3/tensor/dtype.h"
 
 namespace k3 {
@@ -60,6 +61,9 @@ class Storage {
   static Result<Storage> allocate(int64_t bytes);  // exhausted when the system has no memory
   // Address space whose pages cost memory only once touched (caches sized for the longest context).
   static Result<Storage> reserve(int64_t bytes);
+  // Memory of a GPU (allocate, for the CPU), and host memory that copies to a GPU without staging (not zeroed).
+  static Result<Storage> allocate_on(Device device, int64_t bytes);
+  static Result<Storage> pinned(int64_t bytes);
 
   std::byte* data() const { return data_.get(); }
   int64_t size_bytes() const { return size_bytes_; }
@@ -67,9 +71,11 @@ class Storage {
 
  private:
   struct Free {
-    int64_t mapped_bytes;  // 0: from the heap
-    Free() : mapped_bytes(0) {}
-    explicit Free(int64_t mapped) : mapped_bytes(mapped) {}
+    enum class Kind { heap, mapped, device, pinned };
+    Kind kind;
+    int64_t mapped_bytes;
+    Free() : Free(Kind::heap) {}
+    explicit Free(Kind kind_, int64_t mapped = 0) : kind(kind_), mapped_bytes(mapped) {}
     void operator()(std::byte* p) const;
   };
   std::unique_ptr<std::byte[], Free> data_;
@@ -81,6 +87,7 @@ class Storage {
 class Workspace {
  public:
   Workspace() = default;
+  explicit Workspace(Device device) : device_(device) {}
   Tensor tensor(std::initializer_list<int64_t> dims, DType dtype = DType::f32);  // uninitialised
   void* bytes(int64_t count);                                                    // 64-byte aligned
 
@@ -108,6 +115,7 @@ class Workspace {
     Storage storage;
     int64_t used = 0;
   };
+  Device device_;
   std::vector<Block> blocks_;
   size_t current_ = 0;
   int64_t in_use_ = 0;

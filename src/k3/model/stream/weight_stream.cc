@@ -341,9 +341,9 @@ Status WeightStream::save_expert_stats() const {
   return write_expert_stats(stats_path_, config_.num_hidden_layers, config_.num_experts, experts_->counts());
 }
 
-Status WeightSource::embedding(std::span<const int32_t> ids, const Tensor& out) const {
+Status WeightSource::embedding(const ops::Ctx& ctx, std::span<const int32_t> ids, const Tensor& out) const {
   if (stream != nullptr) return stream->embedding(ids, out);
-  ops::embedding(all->embed, ids, out);
+  ops::embedding(ctx, all->embed, ids, out);
   return {};
 }
 

@@ -108,7 +108,7 @@ struct WeightSource {
   WeightStream* stream = nullptr;
 
   const WeightSet& globals() const { return stream != nullptr ? stream->resident() : *all; }
-  Status embedding(std::span<const int32_t> ids, const Tensor& out) const;
+  Status embedding(const ops::Ctx& ctx, std::span<const int32_t> ids, const Tensor& out) const;
   Result<const LayerWeights*> layer(int64_t l) const;
   Status lm_head(const ops::Ctx& ctx, const Tensor& x, const Tensor& logits) const;
 };

@@ -6,6 +6,9 @@
 
 #include "k3/ops/attn_res/attn_res_kernel.h"
 #include "k3/ops/cpu/tasks.h"
+#include "k3/ops/cuda/dispatch.h"
+#include "k3/ops/elementwise/elementwise.h"
+#include "k3/ops/rms_norm/rms_norm.h"
 #include "k3/ops/rms_norm/rms_norm_kernel.h"
 
 namespace k3::ops {
@@ -73,6 +76,17 @@ void attn_res(const Ctx& ctx, const Tensor& blocks, const Tensor& prefix, const 
       }
     }
   });
+}
+
+void attn_res_site(const Ctx& ctx, const AttnResSite& site) noexcept {
+  if (ctx.device.is_cuda()) return cuda::attn_res_site(ctx, site);
+  if (site.delta) add(ctx, site.delta, site.prefix);
+  if (site.bank_to) copy(ctx, site.prefix, site.bank_to);
+  if (site.blocks && site.blocks.dim(0) > 0) {
+    attn_res(ctx, site.blocks, site.prefix, site.query, site.eps, site.out, site.norm);
+  } else {
+    rms_norm(ctx, site.prefix, site.norm, site.eps, site.out);
+  }
 }
 
 }  // namespace k3::ops

@@ -17,6 +17,19 @@ namespace k3::ops {
 
 void attn_res(const Ctx& ctx, const Tensor& blocks, const Tensor& prefix, const Tensor& query, float eps,
               const Tensor& out, const Tensor& norm = {}) noexcept;
+// What stands between two sub-layers, in one pass: the output of the last one is added to the prefix, the prefix is banked
+// when a block begins, the rows are mixed and normed for the next one.
+struct AttnResSite {
+  Tensor delta = {};    // [T, hidden] or none: prefix += delta, rounded to the prefix's dtype
+  Tensor prefix;   // [T, hidden]
+  Tensor bank_to = {};  // [T, hidden] or none: receives the prefix; not yet among `blocks`
+  Tensor blocks = {};   // [N, T, hidden]; none or N = 0: only the norm
+  Tensor query, norm;
+  float eps = 0;
+  Tensor out;  // [T, hidden]
+};
+void attn_res_site(const Ctx& ctx, const AttnResSite& site) noexcept;
+
 void attn_res_ref(const Tensor& blocks, const Tensor& prefix, const Tensor& query, float eps, const Tensor& out) noexcept;
 
 }  // namespace k3::ops

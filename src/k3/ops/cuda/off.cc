@@ -1,4 +1,5 @@
 // Without CUDA: there is no device, and everything that needs one says so.
+#include "k3/ops/cuda/dispatch.h"
 #include "k3/ops/cuda/launch.h"
 
 namespace k3::ops::cuda {
@@ -11,5 +12,25 @@ const DeviceInfo& device_info() {
   static const DeviceInfo none;
   return none;
 }
+
+// No Ctx can have a GPU here: parse_device() has refused it.
+namespace {
+[[noreturn]] void never() { check_failed(__FILE__, __LINE__, "no CUDA", "an op on a GPU in a program built without CUDA"); }
+}  // namespace
+
+void embedding(const Ctx&, const Weight&, const Tensor&) noexcept { never(); }
+void attn_res_site(const Ctx&, const AttnResSite&) noexcept { never(); }
+void rms_norm(const Ctx&, const Tensor&, const Tensor&, float, const Tensor&) noexcept { never(); }
+void add(const Ctx&, const Tensor&, const Tensor&) noexcept { never(); }
+void copy(const Ctx&, const Tensor&, const Tensor&) noexcept { never(); }
+void gather_rows(const Ctx&, const Tensor&, std::span<const int64_t>, const Tensor&) noexcept { never(); }
+void sigmoid_gate(const Ctx&, const Tensor&, const Tensor&) noexcept { never(); }
+void glu(const Ctx&, const Tensor&, const Tensor&, const Glu&, const Tensor&) noexcept { never(); }
+void linear_many(const Ctx&, const Tensor&, std::span<const LinearPart>) noexcept { never(); }
+void kda_mix(const Ctx&, const KdaMixArgs&, const StateSlots&, std::span<const StateExport>, const DeviceExport*) noexcept { never(); }
+void latent_append(const Ctx&, const Tensor&, const Tensor&, float, const PagedTable&) noexcept { never(); }
+void mla(const Ctx&, const MlaArgs&) noexcept { never(); }
+void router(const Ctx&, const Tensor&, const Tensor&, const RouterOptions&, const Tensor&, const Tensor&) noexcept { never(); }
+void moe(const Ctx&, const Tensor&, const Tensor&, const Tensor&, const ExpertBank&, const Glu&, const Tensor&) noexcept { never(); }
 
 }  // namespace k3::ops::cuda

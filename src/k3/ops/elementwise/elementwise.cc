@@ -1,6 +1,9 @@
 #include "k3/ops/elementwise/elementwise.h"
 
+#include <algorithm>
 #include <cmath>
+
+#include "k3/ops/cuda/dispatch.h"
 
 namespace k3::ops {
 namespace {
@@ -16,6 +19,7 @@ void check(const Tensor& x, const Tensor& y) {
 
 void add(const Ctx& ctx, const Tensor& x, const Tensor& y) noexcept {
   check(x, y);
+  if (ctx.device.is_cuda()) return cuda::add(ctx, x, y);
   const float* in = x.f32();
   float* out = y.f32();
   ctx.pool->parallel_for(y.size(), kGrain, [&](int64_t begin, int64_t end) {
@@ -23,8 +27,22 @@ void add(const Ctx& ctx, const Tensor& x, const Tensor& y) noexcept {
   });
 }
 
+void copy(const Ctx& ctx, const Tensor& from, const Tensor& to) noexcept {
+  check(from, to);
+  if (ctx.device.is_cuda()) return cuda::copy(ctx, from, to);
+  std::copy_n(from.f32(), from.size(), to.f32());
+}
+
+void gather_rows(const Ctx& ctx, const Tensor& from, std::span<const int64_t> rows, const Tensor& to) noexcept {
+  K3_CHECK(to.dim(0) == static_cast<int64_t>(rows.size()) && to.dim(1) == from.dim(1), "gather_rows: {} rows of {} to {}", rows.size(),
+           from.shape_text(), to.shape_text());
+  if (ctx.device.is_cuda()) return cuda::gather_rows(ctx, from, rows, to);
+  for (size_t r = 0; r < rows.size(); ++r) std::copy_n(from.row(rows[r]), from.dim(1), to.row(static_cast<int64_t>(r)));
+}
+
 void sigmoid_gate(const Ctx& ctx, const Tensor& gate, const Tensor& y) noexcept {
   check(gate, y);
+  if (ctx.device.is_cuda()) return cuda::sigmoid_gate(ctx, gate, y);
   const float* in = gate.f32();
   float* out = y.f32();
   ctx.pool->parallel_for(y.size(), kGrain, [&](int64_t begin, int64_t end) {

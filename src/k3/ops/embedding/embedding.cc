@@ -1,6 +1,7 @@
 #include "k3/ops/embedding/embedding.h"
 
 #include "k3/base/check.h"
+#include "k3/ops/cuda/dispatch.h"
 
 namespace k3::ops {
 namespace {
@@ -18,7 +19,8 @@ DType dtype_of(Scheme scheme) {
 
 }  // namespace
 
-void embedding(const Weight& table, std::span<const int32_t> ids, const Tensor& out) noexcept {
+void embedding(const Ctx& ctx, const Weight& table, std::span<const int32_t> ids, const Tensor& out) noexcept {
+  if (ctx.device.is_cuda()) return cuda::embedding(ctx, table, out);
   K3_CHECK(table && !scheme_has_scales(table.scheme), "embedding: the table must be f32, bf16 or f16");
   K3_CHECK(
       out.rank == 2 && out.dtype == DType::f32 && out.dim(0) == static_cast<int64_t>(ids.size()) && out.dim(1) == table.cols,

@@ -14,6 +14,7 @@
 
 namespace k3::ops {
 
-void embedding(const Weight& table, std::span<const int32_t> ids, const Tensor& out) noexcept;
+// On a GPU the ids are those of Ctx::step; one outside the table gives a row of zeros.
+void embedding(const Ctx& ctx, const Weight& table, std::span<const int32_t> ids, const Tensor& out) noexcept;
 
 }  // namespace k3::ops

@@ -21,7 +21,7 @@ TEST(Embedding, CopiesRowsExactlyInEveryScheme) {
     std::vector<float> want(values);
     if (scheme != Scheme::f32) convert_to_float(data, dtype, 35, want.data());
     Guarded out(4 * 7);
-    embedding(Weight{data, nullptr, scheme, 5, 7}, ids, Tensor(out.data(), DType::f32, {4, 7}));
+    embedding(Ctx(), Weight{data, nullptr, scheme, 5, 7}, ids, Tensor(out.data(), DType::f32, {4, 7}));
     EXPECT_TRUE(out.intact());
     for (size_t t = 0; t < 4; ++t) {
       for (size_t i = 0; i < 7; ++i) EXPECT_EQ(out.data()[t * 7 + i], want[static_cast<size_t>(ids[t]) * 7 + i]);
@@ -31,7 +31,7 @@ TEST(Embedding, CopiesRowsExactlyInEveryScheme) {
 
 TEST(Embedding, NoIds) {
   float table = 1, out = 2;
-  embedding(Weight{&table, nullptr, Scheme::f32, 1, 1}, {}, Tensor(&out, DType::f32, {0, 1}));
+  embedding(Ctx(), Weight{&table, nullptr, Scheme::f32, 1, 1}, {}, Tensor(&out, DType::f32, {0, 1}));
   EXPECT_EQ(out, 2);
 }
 

@@ -5,6 +5,7 @@
 
 #include "k3/base/check.h"
 #include "k3/base/numa/numa_plan.h"
+#include "k3/ops/cuda/dispatch.h"
 #include "k3/ops/gemm/panel.h"
 
 namespace k3::ops {
@@ -206,6 +207,7 @@ void check_part(const Tensor& x, const LinearPart& p) {
 }  // namespace
 
 void linear_many(const Ctx& ctx, const Tensor& x, std::span<const LinearPart> parts) noexcept {
+  if (ctx.device.is_cuda()) return cuda::linear_many(ctx, x, parts);
   for (const LinearPart& p : parts) check_part(x, p);
   if (x.dim(0) == 0 || parts.empty()) return;
   const Workspace::Scope scope(*ctx.workspace);

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <vector>
 
 #include "k3/ops/cpu/tasks.h"
+#include "k3/ops/cuda/dispatch.h"
 #include "k3/ops/kda/kda_kernel.h"
 #include "k3/ops/rms_norm/rms_norm_kernel.h"
 #include "k3/ops/short_conv/short_conv_kernel.h"
@@ -234,6 +236,33 @@ void kda_mix(const Ctx& ctx, const KdaMixArgs& args) noexcept {
            args.y.row(t) + begin);
     }
   });
+}
+
+void kda_mix(const Ctx& ctx, KdaMixArgs args, const StateSlots& state, std::span<const StateExport> exports,
+             const DeviceExport* device_exports) noexcept {
+  if (ctx.device.is_cuda()) return cuda::kda_mix(ctx, args, state, exports, device_exports);
+  const Tensor& taps = *args.taps[0];
+  const int64_t tail_bytes = (taps.dim(1) - 1) * taps.dim(0) * dtype_bytes(state.conv_dtype);
+  std::vector<ConvTail> tails, export_tails;
+  std::vector<void*> states;
+  std::vector<KdaExport> copies;
+  const auto add_tails = [&](void* conv, std::vector<ConvTail>& to) {
+    for (int part = 0; part < 3; ++part) to.push_back({static_cast<std::byte*>(conv) + part * tail_bytes, state.conv_dtype});
+  };
+  for (int64_t s = 0; s + 1 < static_cast<int64_t>(args.kda.offsets.size()); ++s) {
+    add_tails(state.conv_of(s), tails);
+    states.push_back(state.recurrent_of(s));
+  }
+  for (const StateExport& e : exports) {
+    add_tails(state.conv_at(e.slot), export_tails);
+    copies.push_back({e.sequence, e.tokens, state.recurrent_at(e.slot)});
+  }
+  args.kda.states = states;
+  args.kda.state_dtype = state.recurrent_dtype;
+  args.kda.exports = copies;
+  args.tails = tails;
+  args.export_tails = export_tails;
+  kda_mix(ctx, args);
 }
 
 }  // namespace k3::ops

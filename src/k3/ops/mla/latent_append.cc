@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "k3/ops/cpu/tasks.h"
+#include "k3/ops/cuda/dispatch.h"
 #include "k3/ops/mla/mla.h"
 
 namespace k3::ops {
@@ -30,7 +31,8 @@ void append_row(const float* kv, const float* weight, float eps, int64_t rank, c
 }  // namespace
 
 void latent_append(const Ctx& ctx, const Tensor& kv, const Tensor& norm_weight, float eps, std::span<const int64_t> offsets,
-                   std::span<const int64_t> history, std::span<const PagedKv> caches) noexcept {
+                   std::span<const int64_t> history, std::span<const PagedKv> caches, const PagedTable& table) noexcept {
+  if (ctx.device.is_cuda()) return cuda::latent_append(ctx, kv, norm_weight, eps, table);
   K3_CHECK(kv.rank == 2 && kv.dtype == DType::f32, "latent_append: kv is {}", kv.shape_text());
   K3_CHECK(norm_weight.rank == 1 && norm_weight.dtype == DType::f32 && norm_weight.dim(0) <= kv.dim(1),
            "latent_append: norm weight {} for kv {}", norm_weight.shape_text(), kv.shape_text());

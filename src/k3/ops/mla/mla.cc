@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "k3/ops/cpu/tasks.h"
+#include "k3/ops/cuda/dispatch.h"
 #include "k3/ops/mla/mla_kernel.h"
 #include "k3/ops/mla/mla_matrix.h"
 
@@ -278,6 +279,7 @@ bool mla_expansion_pays(const MlaDims& d, int64_t history, int64_t length, const
 }
 
 void mla(const Ctx& ctx, const MlaArgs& args) noexcept {
+  if (ctx.device.is_cuda()) return cuda::mla(ctx, args);
   check(args);
   if (args.q.size() == 0) return;
   K3_CHECK(ctx.workspace != nullptr, "mla needs a workspace");

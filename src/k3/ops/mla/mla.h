@@ -36,13 +36,14 @@ struct MlaArgs {
   std::span<const int64_t> offsets;
   std::span<const int64_t> history;
   std::span<const PagedKv> caches;
+  PagedTable table;  // instead of caches on a GPU
   Tensor out;
   MlaForm form = MlaForm::automatic;
 };
 
 // kv [T, R + rope] raw; norm_weight [R]; eps 1e-6 in released models.
 void latent_append(const Ctx& ctx, const Tensor& kv, const Tensor& norm_weight, float eps, std::span<const int64_t> offsets,
-                   std::span<const int64_t> history, std::span<const PagedKv> caches) noexcept;
+                   std::span<const int64_t> history, std::span<const PagedKv> caches, const PagedTable& table = {}) noexcept;
 
 void mla(const Ctx& ctx, const MlaArgs& args) noexcept;
 void mla_ref(const MlaArgs& args) noexcept;

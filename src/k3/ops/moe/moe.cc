@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "k3/base/check.h"
+#include "k3/ops/cuda/dispatch.h"
 #include "k3/ops/gemm/panel.h"
 #include "k3/ops/moe/moe_plan.h"
 
@@ -374,7 +375,8 @@ int64_t hidden_of(std::span<const ExpertWeights> experts, int32_t expert) {
 }  // namespace
 
 void moe(const Ctx& ctx, const Tensor& z, const Tensor& ids, const Tensor& weights, std::span<const ExpertWeights> experts,
-         const Glu& activation, const Tensor& out) noexcept {
+         const Glu& activation, const Tensor& out, const ExpertBank& bank) noexcept {
+  if (ctx.device.is_cuda()) return cuda::moe(ctx, z, ids, weights, bank, activation, out);
   check_ids(z, ids);
   K3_CHECK(z.dims == out.dims && out.rank == 2 && out.dtype == DType::f32, "moe: z {}, out {}", z.shape_text(),
            out.shape_text());

@@ -24,8 +24,22 @@ struct ExpertWeights {
   Weight w1, w2, w3;  // gate, down, up
 };
 
+// All experts of a layer in the memory of a GPU, as its kernels want them (cuda/expert_bank.h packs them). Matrices of one
+// expert follow those of the one before.
+struct ExpertBank {
+  Scheme scheme = Scheme::bf16;  // bf16 or mxfp4
+  int64_t experts = 0, width = 0, hidden = 0;  // of all experts of the bank; R; F
+  int32_t first = 0;                           // id of its first expert: those of other ranks are skipped
+  const void* gate_up = nullptr;               // w1 and w3
+  const void* down = nullptr;                  // w2
+  const uint8_t* gate_up_scales = nullptr;
+  const uint8_t* down_scales = nullptr;
+  explicit operator bool() const { return gate_up != nullptr; }
+};
+
+// `bank` in place of `experts` on a GPU.
 void moe(const Ctx& ctx, const Tensor& z, const Tensor& ids, const Tensor& weights, std::span<const ExpertWeights> experts,
-         const Glu& activation, const Tensor& out) noexcept;
+         const Glu& activation, const Tensor& out, const ExpertBank& bank = {}) noexcept;
 
 // The same in parts, for experts that are not all in memory at once: slot_out [T * topk, R] gets the unweighted result
 // of every slot (t, j) whose expert is in `subset`; other rows stay as they are. Only experts of the subset need weights.

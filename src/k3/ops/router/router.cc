@@ -5,6 +5,7 @@
 
 #include "k3/base/check.h"
 #include "k3/ops/cpu/vec_apply.h"
+#include "k3/ops/cuda/dispatch.h"
 
 namespace k3::ops {
 namespace {
@@ -30,6 +31,7 @@ void select(const float* scores, int64_t experts, int64_t topk, float* best, int
 
 void router(const Ctx& ctx, const Tensor& logits, const Tensor& bias, const RouterOptions& options, const Tensor& ids,
             const Tensor& weights) noexcept {
+  if (ctx.device.is_cuda()) return cuda::router(ctx, logits, bias, options, ids, weights);
   K3_CHECK(logits.rank == 2 && logits.dtype == DType::f32, "router: logits {}", logits.shape_text());
   const int64_t tokens = logits.dim(0), experts = logits.dim(1), topk = options.topk;
   K3_CHECK(topk >= 1 && topk <= experts, "router: top {} of {} experts", topk, experts);

@@ -4,6 +4,7 @@
 
 #include "k3/base/check.h"
 #include "k3/ops/cpu/vec_portable.h"
+#include "k3/ops/cuda/dispatch.h"
 #include "k3/ops/situ_glu/situ_glu_kernel.h"
 
 namespace k3::ops {
@@ -21,6 +22,7 @@ void glu_row(Isa isa, const float* gate, const float* up, int64_t count, const G
 }
 
 void glu(const Ctx& ctx, const Tensor& gate, const Tensor& up, const Glu& kind, const Tensor& out) noexcept {
+  if (ctx.device.is_cuda()) return cuda::glu(ctx, gate, up, kind, out);
   constexpr int64_t kSerialElements = 1 << 13;  // about 3 us, the cost of waking a thread
   for (const Tensor* t : {&gate, &up, &out}) {
     K3_CHECK(t->rank == 2 && t->dtype == DType::f32 && t->dims == gate.dims, "glu: {} beside gate {}", t->shape_text(),

@@ -1,0 +1,50 @@
+// Purpose:  the ops on a GPU: what each op's function calls when Ctx::device is one.
+// Shapes:   those of the op; activations BF16, router logits, weights and lm_head's logits FP32; every pointer is device memory.
+// Units:    none.
+// Memory:   scratch from the workspace, which lies on the device.
+// Threads:  everything is queued on Ctx::stream and may be captured in a graph; values that vary come from Ctx::step.
+// Errors:   a launch that fails is remembered in Ctx::gpu (OpState::first_error) and reported at the end of the step; later
+//           ops of the step still queue. Shapes no kernel exists for: refused when the model is put on the device.
+//           Built without CUDA these functions abort: no Ctx can have such a device then.
+// Source:   that of the op; tolerances in the headers of the kernels (ops/<op>/cuda).
+#pragma once
+
+#include <span>
+
+#include "k3/ops/ctx.h"
+#include "k3/ops/paged.h"
+#include "k3/ops/weight.h"
+
+namespace k3::ops {
+
+struct AttnResSite;
+struct KdaMixArgs;
+struct MlaArgs;
+struct LinearPart;
+struct LinearOptions;
+struct Glu;
+struct RouterOptions;
+struct ExpertBank;
+
+namespace cuda {
+
+void embedding(const Ctx& ctx, const Weight& table, const Tensor& out) noexcept;  // ids: Ctx::step
+void attn_res_site(const Ctx& ctx, const AttnResSite& site) noexcept;
+void rms_norm(const Ctx& ctx, const Tensor& x, const Tensor& weight, float eps, const Tensor& out) noexcept;
+void add(const Ctx& ctx, const Tensor& x, const Tensor& y) noexcept;
+void copy(const Ctx& ctx, const Tensor& from, const Tensor& to) noexcept;
+void gather_rows(const Ctx& ctx, const Tensor& from, std::span<const int64_t> rows, const Tensor& to) noexcept;
+void sigmoid_gate(const Ctx& ctx, const Tensor& gate, const Tensor& y) noexcept;
+void glu(const Ctx& ctx, const Tensor& gate, const Tensor& up, const Glu& activation, const Tensor& out) noexcept;
+void linear_many(const Ctx& ctx, const Tensor& x, std::span<const LinearPart> parts) noexcept;
+void kda_mix(const Ctx& ctx, const KdaMixArgs& args, const StateSlots& state, std::span<const StateExport> exports,
+             const DeviceExport* device_exports) noexcept;
+void latent_append(const Ctx& ctx, const Tensor& kv, const Tensor& norm_weight, float eps, const PagedTable& table) noexcept;
+void mla(const Ctx& ctx, const MlaArgs& args) noexcept;
+void router(const Ctx& ctx, const Tensor& logits, const Tensor& bias, const RouterOptions& options, const Tensor& ids,
+            const Tensor& weights) noexcept;
+void moe(const Ctx& ctx, const Tensor& z, const Tensor& ids, const Tensor& weights, const ExpertBank& experts, const Glu& activation,
+         const Tensor& out) noexcept;
+
+}  // namespace cuda
+}  // namespace k3::ops
