@@ -1,0 +1,86 @@
+// AttnRes sites, kernel-anchors.md 7. Two boundaries: "mix" reads the sources and writes one normalised row (that of the anchors);
+// "site" also adds delta to P and stores P. Replays rotate over separate rows, so that nothing is in the second cache by accident.
+#include <algorithm>
+#include <vector>
+
+#include "k3/ops/attn_res/cuda/attn_res_cuda.h"
+#include "k3/ops/cuda/gpu_bench.h"
+#include "k3/ops/cuda/gpu_test_util.h"
+#include "k3/ops/cuda/roofline_gpu.h"
+
+namespace k3::ops::cuda {
+namespace {
+
+constexpr int64_t kHidden = 7168;
+
+void site(Bench& bench, int64_t tokens, int sources, bool whole, bool dependent, AttnResKernel kernel, int cluster = 0) {
+  const std::string name = fmt::format("{} T={} sources={}{}{}", whole ? "site" : "mix", tokens, sources, dependent ? " pdl" : "",
+                                       cluster > 0 ? fmt::format(" cluster={}", cluster) : kernel == AttnResKernel::large ? " ring" : "");
+  if (!bench.wants("attn_res", name)) return;
+  const int copies = tokens > 1000 ? 1 : 8;
+  const int64_t row = tokens * kHidden, blocks = sources - 1;
+  DeviceArray<uint16_t> rows(copies * row * (sources + 2));  // bank, prefix, delta, out
+  gpu_check(fill_normal_bf16(rows.data(), rows.size(), 1, 1, bench.stream()).code, "fill");
+  std::vector<float> query = random_normal(kHidden, 2, 0.01F), norm(kHidden, 1);
+  const DeviceArray<float> d_query(query), d_norm(norm);
+  AttnResPlan plan = attn_res_plan(tokens, kHidden, sources, device_info());
+  if (kernel == AttnResKernel::large) plan = attn_res_plan(100000, kHidden, sources, device_info());
+  if (kernel == AttnResKernel::large) plan.grid = static_cast<int>(std::min<int64_t>(plan.grid, tokens));
+  if (cluster > 0) {
+    const int64_t vectors = kHidden / 8;
+    plan = {AttnResKernel::small, cluster, static_cast<int>((vectors / cluster + 31) / 32 * 32), static_cast<int>(tokens * cluster), 0, 0};
+  }
+  const double moved = static_cast<double>(row) * 2 * (whole ? sources + 3 : sources + 1);
+  const double floor_us = moved / bench.copy_gbps() * 1e-3;
+  const bool few = tokens <= 8;
+  bench.run({.kernel = "attn_res",
+             .name = name,
+             .bytes = moved,
+             .must = few ? 5 / floor_us : 1.5,
+             .aim = few ? 2.5 / floor_us : 1.15,
+             .note = few ? "must 5 us, aim 2.5 us" : ""},
+            [&](cudaStream_t stream, int i) {
+              uint16_t* at = rows.data() + (i % copies) * row * (sources + 2);
+              gpu_check(attn_res_cuda({.tokens = tokens,
+                                       .hidden = kHidden,
+                                       .blocks = static_cast<int>(blocks),
+                                       .bank = at,
+                                       .bank_block_stride = row,
+                                       .bank_stride = kHidden,
+                                       .prefix = at + blocks * row,
+                                       .prefix_stride = kHidden,
+                                       .delta = whole ? at + sources * row : nullptr,
+                                       .delta_stride = kHidden,
+                                       .prefix_out = whole ? at + blocks * row : nullptr,
+                                       .prefix_out_stride = kHidden,
+                                       .query = d_query.data(),
+                                       .norm = d_norm.data(),
+                                       .out = at + (sources + 1) * row,
+                                       .out_stride = kHidden,
+                                       .dependent = dependent},
+                                      plan, stream)
+                            .code,
+                        "attn_res");
+            },
+            tokens > 1000 ? 2 : 8);
+}
+
+const BenchRegistration registration("attn_res", [](Bench& bench) {
+  constexpr AttnResKernel kAuto = AttnResKernel::small;
+  for (const int sources : {9, 5}) {
+    for (const int64_t tokens : {1, 8, 128, 8192}) {
+      site(bench, tokens, sources, false, false, kAuto);
+      site(bench, tokens, sources, true, false, kAuto);
+      if (tokens <= 128) site(bench, tokens, sources, true, true, kAuto);
+    }
+  }
+  for (const int cluster : {1, 2, 4}) site(bench, 8, 9, true, true, kAuto, cluster);
+  for (const int cluster : {1, 2}) site(bench, 128, 9, true, false, kAuto, cluster);
+  for (const int64_t tokens : {128, 256, 512}) {
+    site(bench, tokens, 9, true, false, AttnResKernel::large);
+    site(bench, tokens, 9, true, false, kAuto, 1);
+  }
+});
+
+}  // namespace
+}  // namespace k3::ops::cuda

@@ -1,0 +1,413 @@
+// One AttnRes site. `small`: several blocks (a cluster) a token, every row in registers, two exchanges through distributed shared
+// memory. `large`: persistent blocks, one warp fills a ring of rows by bulk copies while the others hold the token before in
+// registers. `any`: any number of rows, read twice.
+#include <math_constants.h>
+
+#include <utility>
+
+#include "k3/ops/attn_res/cuda/attn_res_args.h"
+#include "k3/ops/cuda/launch.cuh"
+#include "k3/ops/cuda/reduce.cuh"
+
+namespace k3::ops::cuda {
+namespace {
+
+constexpr float kLog2E = 1.44269504F;
+constexpr int kMostRows = 9;
+constexpr int kMostPartials = 72;
+constexpr int kLargeThreads = 480, kLargeWarps = 14;
+
+__device__ __forceinline__ const char* bytes(const void* p) { return static_cast<const char*>(p); }
+__device__ __forceinline__ const void* row_of(const void* p, int64_t stride, int64_t row, int64_t at = 0) {
+  return bytes(p) + 2 * (stride * row + at);
+}
+__device__ __forceinline__ void store_row(void* p, int64_t stride, int64_t row, int64_t at, const uint4& x) {
+  *reinterpret_cast<uint4*>(static_cast<char*>(p) + 2 * (stride * row + at)) = x;
+}
+__device__ __forceinline__ bool has_prefix(const AttnResSite& s) { return s.prefix != nullptr || s.delta != nullptr; }
+
+__device__ __forceinline__ void load_floats(const float* p, float (&out)[8]) {
+  const float4 a = __ldg(reinterpret_cast<const float4*>(p)), b = __ldg(reinterpret_cast<const float4*>(p) + 1);
+  out[0] = a.x, out[1] = a.y, out[2] = a.z, out[3] = a.w, out[4] = b.x, out[5] = b.y, out[6] = b.z, out[7] = b.w;
+}
+__device__ __forceinline__ void load_norm(const AttnResSite& s, int64_t at, float (&out)[8]) {
+  if (s.norm_bf16) {
+    unpack8(__ldg(reinterpret_cast<const uint4*>(row_of(s.norm, 0, 0, at))), out);
+  } else {
+    load_floats(static_cast<const float*>(s.norm) + at, out);
+  }
+}
+
+// (dot with the query, sum of squares) of eight values, added.
+__device__ __forceinline__ void score8(const uint4& row, const float (&query)[8], float& dot, float& squares) {
+  float x[8];
+  unpack8(row, x);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    dot = fmaf(x[i], query[i], dot);
+    squares = fmaf(x[i], x[i], squares);
+  }
+}
+__device__ __forceinline__ void mix8(const uint4& row, float weight, float (&h)[8]) {
+  float x[8];
+  unpack8(row, x);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) h[i] = fmaf(weight, x[i], h[i]);
+}
+__device__ __forceinline__ float sum_squares8(const float (&h)[8], float sum) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) sum = fmaf(h[i], h[i], sum);
+  return sum;
+}
+__device__ __forceinline__ uint4 normed8(const float (&h)[8], float factor, const float (&weight)[8]) {
+  float y[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) y[i] = h[i] * factor * weight[i];
+  return pack8(y);
+}
+
+// Lane 2r holds the dot of source r, lane 2r + 1 its sum of squares; the weights of the mix come back to all lanes.
+template <int kRows>
+__device__ __forceinline__ void weights_of(const AttnResSite& s, int64_t token, float total, float (&weight)[kRows]) {
+  const int lane = threadIdx.x & 31;
+  const float squares = __shfl_down_sync(0xFFFFFFFFU, total, 1);
+  const bool mine = (lane & 1) == 0 && lane < 2 * kRows;
+  float score = total * rsqrtf(squares / static_cast<float>(s.hidden) + s.eps), mass = 1;
+  if (s.inter_max != nullptr && lane == 0) {
+    score = s.inter_max[token];
+    mass = s.inter_sum[token];
+  }
+  const float top = warp_max(mine ? score : -CUDART_INF_F);
+  const float e = mine ? exp2_approx((score - top) * kLog2E) : 0;
+  const float a = e / warp_sum(e * mass);
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) weight[r] = __shfl_sync(0xFFFFFFFFU, a, 2 * r);
+}
+
+// part[slot][value] of this warp goes to every block of the cluster.
+__device__ __forceinline__ void push(uint32_t part, int cluster, bool mine, int slot, int value, float x) {
+  if (!mine) return;
+  const uint32_t address = part + 4 * (slot * 32 + value);
+  for (int c = 0; c < cluster; ++c) cluster_store(cluster_map(address, c), x);
+}
+
+template <int kRows, int kThreads>
+__global__ void __launch_bounds__(kThreads, 1) site_small(const __grid_constant__ AttnResSite s, int cluster) {
+  __shared__ float part[kMostPartials][32], norms[kMostPartials][32];
+  const int lane = threadIdx.x & 31, warps = blockDim.x / 32;
+  const int rank = cluster > 1 ? static_cast<int>(cluster_rank()) : 0;
+  const int slot = rank * warps + threadIdx.x / 32, slots = cluster * warps;
+  const int64_t token = blockIdx.x / cluster;
+  const int64_t at = 8 * (static_cast<int64_t>(rank) * blockDim.x + threadIdx.x);
+  const bool active = at < s.hidden, with_prefix = has_prefix(s);
+  constexpr int kLast = kRows - 1;
+  uint4 x[kRows] = {};
+  uint4 delta = {};
+  float query[8] = {};
+  if (active) {  // none of this was written by the kernel right before
+#pragma unroll
+    for (int r = 0; r < kLast; ++r) x[r] = load_once(row_of(s.bank, s.bank_block_stride, r, s.bank_stride * token + at));
+    if (!with_prefix) {
+      x[kLast] = load_once(row_of(s.bank, s.bank_block_stride, kLast, s.bank_stride * token + at));
+    } else if (s.prefix != nullptr) {
+      x[kLast] = *static_cast<const uint4*>(row_of(s.prefix, s.prefix_stride, token, at));
+    }
+    load_floats(s.query + at, query);
+  }
+  const uint32_t parts = shared_address(part), norm_parts = shared_address(norms);
+  if (cluster > 1) cluster_arrive();  // nobody writes into a block that has not begun
+  [[maybe_unused]] float bank_total = 0;
+  if constexpr (kLast > 0) {
+    float v[2 * kLast] = {};
+#pragma unroll
+    for (int r = 0; r < kLast; ++r) score8(x[r], query, v[2 * r], v[2 * r + 1]);
+    bank_total = warp_sums(v);
+  }
+  if (cluster > 1) cluster_wait();
+  if constexpr (kLast > 0) push(parts, cluster, lane < 2 * kLast, slot, lane, bank_total);
+
+  pdl_wait();
+  pdl_release();
+  if (with_prefix && active) {
+    if (s.delta != nullptr) {
+      delta = *static_cast<const uint4*>(row_of(s.delta, s.delta_stride, token, at));
+      x[kLast] = s.prefix != nullptr ? add8(x[kLast], delta) : delta;
+    }
+    if (s.prefix_out != nullptr) store_row(s.prefix_out, s.prefix_out_stride, token, at, x[kLast]);
+    if (s.bank_out != nullptr) store_row(s.bank_out, s.bank_out_stride, token, at, x[kLast]);
+  }
+  float last[2] = {};
+  score8(x[kLast], query, last[0], last[1]);
+  const float last_total = warp_sums(last);
+  push(parts, cluster, lane < 2, slot, 2 * kLast + lane, last_total);
+  float norm[8] = {};
+  if (active && s.norm != nullptr) load_norm(s, at, norm);
+  if (cluster > 1) {
+    cluster_sync();
+  } else {
+    __syncthreads();
+  }
+  float total = 0;
+#pragma unroll 8
+  for (int i = 0; i < slots; ++i) total += part[i][lane];  // lanes beyond 2 kRows add what is never used
+  float weight[kRows];
+  weights_of<kRows>(s, token, total, weight);
+  float h[8] = {};
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) mix8(x[r], weight[r], h);
+  if (s.norm == nullptr) {
+    if (active) store_row(s.out, s.out_stride, token, at, pack8(h));
+    return;
+  }
+  const float squares = warp_sum(sum_squares8(h, 0));
+  push(norm_parts, cluster, lane == 0, slot, 0, squares);
+  if (cluster > 1) {
+    cluster_sync();
+  } else {
+    __syncthreads();
+  }
+  float sum = 0;
+  for (int i = lane; i < slots; i += 32) sum += norms[i][0];
+  sum = warp_sum(sum);
+  const float factor = rsqrtf(sum / static_cast<float>(s.hidden) + s.norm_eps);
+  if (active) store_row(s.out, s.out_stride, token, at, normed8(h, factor, norm));
+}
+
+template <int kRows>
+__global__ void __launch_bounds__(kLargeThreads, 1) site_large(const __grid_constant__ AttnResSite s, int slots) {
+  extern __shared__ __align__(128) uint8_t shared[];
+  __shared__ float part[2][kLargeWarps][2 * kMostRows], norms[2][16];
+  const int tid = threadIdx.x, lane = tid & 31, warp = tid / 32, consumers = blockDim.x - 32, warps = consumers / 32;
+  const int row_bytes = static_cast<int>(s.hidden) * 2, vectors = static_cast<int>(s.hidden) / 8;
+  const uint32_t row_base = shared_address(shared), full = row_base + slots * row_bytes, empty = full + 8 * slots;
+  const bool with_prefix = has_prefix(s), two = s.prefix != nullptr && s.delta != nullptr;
+  if (tid == 0) {
+    for (int i = 0; i < slots; ++i) {
+      mbar_init(full + 8 * i, 1);
+      mbar_init(empty + 8 * i, warps);
+    }
+    mbar_init_fence();
+  }
+  __syncthreads();
+  pdl_wait();
+  pdl_release();
+  int slot = 0;
+  uint32_t phase = 0;
+  const auto next = [&] {
+    if (++slot == slots) slot = 0, phase ^= 1;
+  };
+
+  if (warp == warps) {
+    if (lane != 0) return;
+    const auto load = [&](const void* row) {
+      mbar_wait(empty + 8 * slot, phase ^ 1);
+      mbar_expect(full + 8 * slot, row_bytes);
+      bulk_load(row_base + slot * row_bytes, row, row_bytes, full + 8 * slot);
+      next();
+    };
+    for (int64_t token = blockIdx.x; token < s.tokens; token += gridDim.x) {
+      for (int r = 0; r < s.blocks; ++r) load(row_of(s.bank, s.bank_block_stride, r, s.bank_stride * token));
+      if (s.prefix != nullptr) load(row_of(s.prefix, s.prefix_stride, token));
+      if (s.delta != nullptr) load(row_of(s.delta, s.delta_stride, token));
+    }
+    return;
+  }
+
+  const int vector[2] = {tid, tid + consumers};
+  float query[2][8] = {}, norm[2][8] = {};
+#pragma unroll
+  for (int c = 0; c < 2; ++c) {
+    if (vector[c] >= vectors) continue;
+    load_floats(s.query + 8 * vector[c], query[c]);
+    if (s.norm != nullptr) load_norm(s, 8 * vector[c], norm[c]);
+  }
+  const auto read = [&](int from, uint4(&x)[2]) {
+    const uint4* row = reinterpret_cast<const uint4*>(shared + from * row_bytes);
+#pragma unroll
+    for (int c = 0; c < 2; ++c) x[c] = vector[c] < vectors ? row[vector[c]] : uint4{};
+  };
+  const auto release = [&](int which) {
+    __syncwarp();
+    if (lane == 0) mbar_arrive(empty + 8 * which);
+  };
+  const auto store = [&](void* to, int64_t stride, int64_t token, const uint4(&x)[2]) {
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      if (vector[c] < vectors) store_row(to, stride, token, 8 * vector[c], x[c]);
+    }
+  };
+  constexpr int kLast = kRows - 1;
+  int parity = 0;
+  for (int64_t token = blockIdx.x; token < s.tokens; token += gridDim.x, parity ^= 1) {
+    // Bank rows stay in the ring until they are mixed; the last source (P, or the last bank row) moves to registers.
+    const int first = slot;
+    float v[2 * kRows] = {};
+    uint4 last[2];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      uint4 x[2];
+      mbar_wait(full + 8 * slot, phase);
+      read(slot, x);
+      if (r == kLast) {
+        release(slot);
+        next();
+        if (with_prefix && two) {
+          uint4 delta[2];
+          mbar_wait(full + 8 * slot, phase);
+          read(slot, delta);
+          release(slot);
+          next();
+#pragma unroll
+          for (int c = 0; c < 2; ++c) x[c] = add8(x[c], delta[c]);
+        }
+        if (with_prefix && s.prefix_out != nullptr) store(s.prefix_out, s.prefix_out_stride, token, x);
+        if (with_prefix && s.bank_out != nullptr) store(s.bank_out, s.bank_out_stride, token, x);
+        last[0] = x[0], last[1] = x[1];
+      } else {
+        next();
+      }
+#pragma unroll
+      for (int c = 0; c < 2; ++c) score8(x[c], query[c], v[2 * r], v[2 * r + 1]);
+    }
+    const float sum_of_warp = warp_sums(v);
+    if (lane < 2 * kRows) part[parity][warp][lane] = sum_of_warp;
+    named_barrier(1, consumers);
+    float total = 0;
+    if (lane < 2 * kRows) {
+      for (int w = 0; w < warps; ++w) total += part[parity][w][lane];
+    }
+    float weight[kRows];
+    weights_of<kRows>(s, token, total, weight);
+    float h[2][8] = {};
+    int from = first;
+#pragma unroll
+    for (int r = 0; r < kLast; ++r) {
+      uint4 x[2];
+      read(from, x);
+      release(from);
+      if (++from == slots) from = 0;
+      mix8(x[0], weight[r], h[0]);
+      mix8(x[1], weight[r], h[1]);
+    }
+    mix8(last[0], weight[kLast], h[0]);
+    mix8(last[1], weight[kLast], h[1]);
+    if (s.norm != nullptr) {
+      const float squares = warp_sum(sum_squares8(h[1], sum_squares8(h[0], 0)));
+      if (lane == 0) norms[parity][warp] = squares;
+      named_barrier(1, consumers);
+      const float sum = warp_sum(lane < warps ? norms[parity][lane] : 0);
+      const float factor = rsqrtf(sum / static_cast<float>(s.hidden) + s.norm_eps);
+      store(s.out, s.out_stride, token, {normed8(h[0], factor, norm[0]), normed8(h[1], factor, norm[1])});
+    } else {
+      store(s.out, s.out_stride, token, {pack8(h[0]), pack8(h[1])});
+    }
+  }
+}
+
+__global__ void __launch_bounds__(512) site_any(const __grid_constant__ AttnResSite s) {
+  extern __shared__ __align__(128) uint8_t shared[];
+  __shared__ float norms[16];
+  const int tid = threadIdx.x, lane = tid & 31, warp = tid / 32, warps = blockDim.x / 32;
+  const int vectors = static_cast<int>(s.hidden) / 8, sources = s.blocks + (has_prefix(s) ? 1 : 0);
+  const int64_t token = blockIdx.x;
+  uint4* prefix = reinterpret_cast<uint4*>(shared);
+  float2* part = reinterpret_cast<float2*>(shared + 2 * s.hidden);  // [warps + 1][sources]; the last row: weights
+  float2* weights = part + warps * sources;
+  pdl_wait();
+  pdl_release();
+  if (has_prefix(s)) {
+    for (int i = tid; i < vectors; i += blockDim.x) {
+      uint4 p = {};
+      if (s.prefix != nullptr) p = *static_cast<const uint4*>(row_of(s.prefix, s.prefix_stride, token, 8 * i));
+      if (s.delta != nullptr) {
+        const uint4 delta = *static_cast<const uint4*>(row_of(s.delta, s.delta_stride, token, 8 * i));
+        p = s.prefix != nullptr ? add8(p, delta) : delta;
+      }
+      prefix[i] = p;
+      if (s.prefix_out != nullptr) store_row(s.prefix_out, s.prefix_out_stride, token, 8 * i, p);
+      if (s.bank_out != nullptr) store_row(s.bank_out, s.bank_out_stride, token, 8 * i, p);
+    }
+  }
+  const auto value = [&](int r, int i) {  // a thread reads the part of the prefix that it wrote
+    return r == s.blocks ? prefix[i] : __ldg(static_cast<const uint4*>(row_of(s.bank, s.bank_block_stride, r, s.bank_stride * token + 8 * i)));
+  };
+  for (int r = 0; r < sources; ++r) {
+    float v[2] = {};
+    for (int i = tid; i < vectors; i += blockDim.x) {
+      float query[8];
+      load_floats(s.query + 8 * i, query);
+      score8(value(r, i), query, v[0], v[1]);
+    }
+    const float dot = warp_sum(v[0]), squares = warp_sum(v[1]);
+    if (lane == 0) part[warp * sources + r] = {dot, squares};
+  }
+  __syncthreads();
+  if (warp == 0) {
+    float top = -CUDART_INF_F, mass = 0;
+    for (int r = lane; r < sources; r += 32) {
+      float dot = 0, squares = 0;
+      for (int w = 0; w < warps; ++w) dot += part[w * sources + r].x, squares += part[w * sources + r].y;
+      const float score = dot * rsqrtf(squares / static_cast<float>(s.hidden) + s.eps);
+      weights[r].x = score;
+      top = fmaxf(top, score);
+    }
+    top = warp_max(top);
+    for (int r = lane; r < sources; r += 32) {
+      const float e = exp2_approx((weights[r].x - top) * kLog2E);
+      weights[r].x = e;
+      mass += e;
+    }
+    mass = warp_sum(mass);
+    for (int r = lane; r < sources; r += 32) weights[r].x /= mass;
+  }
+  __syncthreads();
+  float squares = 0;
+  const auto mixed = [&](int i, float(&h)[8]) {
+    for (int r = 0; r < sources; ++r) mix8(value(r, i), weights[r].x, h);
+  };
+  for (int i = tid; i < vectors; i += blockDim.x) {
+    float h[8] = {};
+    mixed(i, h);
+    squares = sum_squares8(h, squares);
+    if (s.norm == nullptr) store_row(s.out, s.out_stride, token, 8 * i, pack8(h));
+  }
+  if (s.norm == nullptr) return;
+  squares = warp_sum(squares);
+  if (lane == 0) norms[warp] = squares;
+  __syncthreads();
+  const float factor = rsqrtf(warp_sum(lane < warps ? norms[lane] : 0) / static_cast<float>(s.hidden) + s.norm_eps);
+  for (int i = tid; i < vectors; i += blockDim.x) {
+    float h[8] = {}, norm[8];
+    mixed(i, h);
+    load_norm(s, 8 * i, norm);
+    store_row(s.out, s.out_stride, token, 8 * i, normed8(h, factor, norm));
+  }
+}
+
+using SiteKernel = void (*)(AttnResSite, int);
+template <int kRows>
+SiteKernel pick_rows(const AttnResPlan& plan) {
+  if (plan.kernel == AttnResKernel::large) return site_large<kRows>;
+  return plan.threads > 448 ? site_small<kRows, 896> : site_small<kRows, 448>;  // registers
+}
+template <int... kRows>
+SiteKernel pick(const AttnResPlan& plan, int rows, std::integer_sequence<int, kRows...>) {
+  SiteKernel out = nullptr;
+  ((kRows + 1 == rows ? out = pick_rows<kRows + 1>(plan) : out), ...);
+  return out;
+}
+
+}  // namespace
+
+int attn_res_site_launch(const AttnResSite& site, const AttnResPlan& plan, void* stream) {
+  const int sources = site.blocks + (site.prefix != nullptr || site.delta != nullptr ? 1 : 0);
+  LaunchOptions options{.grid = dim3(plan.grid), .block = dim3(plan.threads), .shared_bytes = plan.shared_bytes};
+  options.cluster = plan.cluster;
+  options.dependent = site.dependent;
+  auto* s = static_cast<cudaStream_t>(stream);
+  if (plan.kernel == AttnResKernel::any) return launch(site_any, options, s, site);
+  SiteKernel kernel = pick(plan, sources, std::make_integer_sequence<int, kMostRows>());
+  return launch(kernel, options, s, site, plan.kernel == AttnResKernel::small ? plan.cluster : plan.slots);
+}
+
+}  // namespace k3::ops::cuda

@@ -1,0 +1,62 @@
+// Internal to ops/sampling. The arithmetic of sampling on the GPU, one text for host and device: FP32 operations that IEEE defines
+// (fma, division, conversion), and masses as integers, whose sums do not depend on their order. So the GPU chooses bit for bit
+// what the host would choose. No CUDA header, no Result.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#if defined(__CUDACC__)
+#define K3_HOST_DEVICE __host__ __device__ __forceinline__
+#else
+#define K3_HOST_DEVICE inline
+#endif
+
+namespace k3::ops::cuda {
+
+struct SampleRow {  // parameters of one row, in device memory; validated on the host (SamplingParams)
+  float temperature = 1, top_p = 1, min_p = 0;
+  int32_t top_k = 0;
+  double uniform = 0;  // Rng(seed, stream).uniform(counter)
+};
+
+constexpr uint32_t kSampleNotFinite = 1;  // a NaN or an infinity among the logits
+constexpr uint32_t kSampleBroken = 2;     // NaN or +infinity: the id is -1
+constexpr uint32_t kSampleNoToken = 4;    // every logit is -infinity or masked: the id is -1
+
+// e^x for x <= 0, within 2 ulp; 0 below -32, where the mass is 0.
+K3_HOST_DEVICE float sample_exp(float x) {
+  if (!(x >= -32.0F)) return 0;
+  const float n = rintf(x * 1.44269504F);
+  float f = fmaf(n, -0.693145752F, x);  // ln 2 in two parts; the first times n is exact
+  f = fmaf(n, -1.42860677e-6F, f);
+  float p = 1.0F / 720;
+  p = fmaf(p, f, 1.0F / 120);
+  p = fmaf(p, f, 1.0F / 24);
+  p = fmaf(p, f, 1.0F / 6);
+  p = fmaf(p, f, 0.5F);
+  p = fmaf(p, f, 1);
+  p = fmaf(p, f, 1);
+  union {
+    uint32_t bits;
+    float value;
+  } power;
+  power.bits = static_cast<uint32_t>(127 + static_cast<int>(n)) << 23;
+  return p * power.value;
+}
+
+// Weight of a logit against the best one of its row, and its integer mass: sums of 2^18 masses stay below 2^63.
+K3_HOST_DEVICE float sample_weight(float logit, float best, float temperature) { return sample_exp((logit - best) / temperature); }
+K3_HOST_DEVICE uint64_t sample_mass(float weight) { return static_cast<uint64_t>(weight * 17592186044416.0F); }  // 2^44
+
+// Mass that the smallest set of top_p must reach; at least 1, so that the set is never empty.
+K3_HOST_DEVICE uint64_t sample_target(float top_p, uint64_t total) {
+  const auto target = static_cast<uint64_t>(static_cast<double>(top_p) * static_cast<double>(total));
+  return target == 0 ? 1 : target > total ? total : target;
+}
+K3_HOST_DEVICE uint64_t sample_point(double uniform, uint64_t total) {
+  const auto point = static_cast<uint64_t>(uniform * static_cast<double>(total));
+  return point < total ? point : total - 1;
+}
+
+}  // namespace k3::ops::cuda
