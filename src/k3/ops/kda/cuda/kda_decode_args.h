@@ -1,0 +1,109 @@
+// Purpose:  what the kernels of KDA decode, speculative verify and commit are given; plain C, so that a shared library can export them.
+// Shapes:   D = 128; channel c = head * 128 + j. See the fields.
+// Units:    strides in elements of the array's type.
+// Memory:   every pointer is one of the device; nothing is owned.
+// Threads:  none.
+// Errors:   none; kda_decode_cuda.h and kda_verify_cuda.h check.
+// Source:   kernels.md 4 and 5.
+#pragma once
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+namespace k3::ops::cuda {
+#endif
+
+// Weights of the layer, FP32. lower_bound 0: the unbounded gate (-exp(a_log) softplus).
+typedef struct KdaWeights {
+  const float* taps[3];  // of q, k, v: [H * 128, 4], the last one multiplies the current token
+  const float* a_log;    // [H]
+  const float* dt_bias;  // [H * 128]
+  const float* norm;     // [128]
+  float lower_bound;
+  float norm_eps;
+  int32_t heads;
+} KdaWeights;
+
+// One row a token, BF16: columns of larger products, so each with its row stride. x: projections q, k, v before the convolution.
+// x, z, gate, out: channel c, aligned to 8 bytes, strides a multiple of 4. beta: head h.
+typedef struct KdaRows {
+  const void* x[3];
+  int64_t x_stride[3];
+  const void* z;
+  int64_t z_stride;
+  const void* gate;
+  int64_t gate_stride;
+  const void* beta;
+  int64_t beta_stride;
+  void* out;
+  int64_t out_stride;
+} KdaRows;
+
+// state [slots, H, 128 (v), 128 (k)] FP32 or BF16, aligned to 16 bytes; conv [slots, 3 (q, k, v), 3 (oldest first), H * 128] BF16 or
+// FP32, aligned to 16 bytes. slots [B]: below 0 the request has zero output and nothing is written.
+typedef struct KdaSlots {
+  void* state;
+  int64_t state_stride;
+  void* conv;
+  int64_t conv_stride;
+  const int32_t* slots;
+  int32_t state_bf16;
+  int32_t conv_bf16;
+} KdaSlots;
+
+typedef struct KdaLaunch {
+  int32_t dependent;    // programmatic dependent launch: may start while the kernel before it in the stream still runs
+  int32_t early_state;  // with it: slots, state and conv were complete before the kernel just before in the stream began
+  int32_t form;         // 0: kda_*_config chooses; else one of its forms (benches)
+} KdaLaunch;
+
+typedef struct KdaDecodeArgs {
+  KdaWeights weights;
+  KdaRows rows;  // row r is request r
+  KdaSlots slots;
+  KdaLaunch launch;
+  int32_t batch;
+} KdaDecodeArgs;
+
+// What a window leaves for its commit, FP32, per slot [H, max_tokens, 3, 128]: kn (normalised keys), the decay factor e^g of the
+// token, u; and the inputs of its convolutions, BF16, per slot [max_tokens, 3, H * 128].
+typedef struct KdaWindow {
+  float* factors;
+  int64_t factors_stride;
+  void* inputs;
+  int64_t inputs_stride;
+  int32_t max_tokens;  // 8 or 16
+} KdaWindow;
+
+// accepted [B]: so many tokens of the window in the slot are committed first. boundary [B], export_slots [B] (null: none): the state
+// after boundary tokens, 0 .. accepted, goes to this slot, below 0 to none; conv state alike.
+typedef struct KdaCommit {
+  const int32_t* accepted;
+  const int32_t* boundary;
+  const int32_t* export_slots;
+} KdaCommit;
+
+typedef struct KdaVerifyArgs {
+  KdaWeights weights;
+  KdaRows rows;            // rows offsets[r] .. offsets[r + 1] - 1 are the window of request r, at most max_tokens
+  const int32_t* offsets;  // [B + 1]
+  KdaSlots slots;
+  KdaWindow window;  // read for the commit, then replaced by the new window
+  KdaCommit commit;
+  KdaLaunch launch;
+  int32_t batch;
+} KdaVerifyArgs;
+
+// Commit alone; the window is left as it is, accepted must not be applied again.
+typedef struct KdaCommitArgs {
+  KdaSlots slots;
+  KdaWindow window;
+  KdaCommit commit;
+  KdaLaunch launch;
+  int32_t batch;
+  int32_t heads;
+} KdaCommitArgs;
+
+#ifdef __cplusplus
+}  // namespace k3::ops::cuda
+#endif

@@ -1,0 +1,57 @@
+#include "k3/ops/kda/cuda/kda_decode_cuda.h"
+
+#include "k3/base/check.h"
+
+namespace k3::ops::cuda {
+namespace {
+
+bool aligned(const void* p, uintptr_t bytes) { return p != nullptr && reinterpret_cast<uintptr_t>(p) % bytes == 0; }
+
+void check_row(const void* p, int64_t stride, int64_t width, const char* name) {
+  K3_CHECK(aligned(p, 8) && stride % 4 == 0 && stride >= width, "kda_decode: {} at {}, stride {}", name, p, stride);
+}
+
+}  // namespace
+
+void check_kda_weights(const KdaWeights& w) {
+  K3_CHECK(w.heads >= 0 && w.lower_bound <= 0, "kda_decode: {} heads, lower bound {}", w.heads, w.lower_bound);
+  for (const float* taps : w.taps) K3_CHECK(aligned(taps, 16), "kda_decode: taps");
+  K3_CHECK(aligned(w.dt_bias, 16) && w.a_log != nullptr && w.norm != nullptr, "kda_decode: weights");
+}
+
+void check_kda_rows(const KdaRows& rows, int64_t heads) {
+  for (int i = 0; i < 3; ++i) check_row(rows.x[i], rows.x_stride[i], heads * 128, "projection");
+  check_row(rows.z, rows.z_stride, heads * 128, "z");
+  check_row(rows.gate, rows.gate_stride, heads * 128, "gate");
+  check_row(rows.out, rows.out_stride, heads * 128, "out");
+  K3_CHECK(rows.beta != nullptr && rows.beta_stride >= heads, "kda_decode: beta, stride {}", rows.beta_stride);
+}
+
+void check_kda_slots(const KdaSlots& s, int64_t heads) {
+  K3_CHECK(aligned(s.state, 16) && s.state_stride >= heads * 128 * 128 && s.state_stride % 8 == 0, "kda_decode: state, stride {}",
+           s.state_stride);
+  K3_CHECK(aligned(s.conv, 16) && s.conv_stride >= 9 * heads * 128 && s.conv_stride % 8 == 0, "kda_decode: conv state, stride {}",
+           s.conv_stride);
+  K3_CHECK(s.slots != nullptr, "kda_decode: no slots");
+}
+
+KdaDecodeConfig kda_decode_config(int64_t pairs, bool state_bf16, int form, const DeviceInfo& device) {
+  if (form >= 1 && form <= 4) return {.split = 1 << (form - 1), .warps = form == 1 ? 8 : 4};
+  if (form >= 5) return {.split = 1, .warps = form == 5 ? 4 : 8, .bulk = true};
+  int split = 1;
+  while (split < 8 && pairs * split < 2 * device.sm_count) split *= 2;
+  if (split > 1) return {.split = split, .warps = 4};
+  return {.split = 1, .warps = state_bf16 ? 4 : 8, .bulk = true};
+}
+
+CudaStatus kda_decode_cuda(const KdaDecodeArgs& args, Stream stream) {
+  const int64_t heads = args.weights.heads;
+  if (args.batch == 0 || heads == 0) return {};
+  check_kda_weights(args.weights);
+  check_kda_rows(args.rows, heads);
+  check_kda_slots(args.slots, heads);
+  const KdaDecodeConfig config = kda_decode_config(args.batch * heads, args.slots.state_bf16 != 0, args.launch.form, device_info());
+  return {kda_decode_launch(args, config, stream)};
+}
+
+}  // namespace k3::ops::cuda

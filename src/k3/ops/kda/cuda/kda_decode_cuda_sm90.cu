@@ -1,0 +1,334 @@
+// One token of every request: convolution, SiLU, norms, gate, recurrence and output norm in one pass over the state.
+#include "k3/ops/cuda/launch.cuh"
+#include "k3/ops/kda/cuda/kda_decode_cuda.cuh"
+#include "k3/ops/kda/cuda/kda_decode_device.cuh"
+
+namespace k3::ops::cuda {
+namespace {
+
+// A row of the state lies in 16 lanes, 8 values each; so every access has 16 bytes a lane and 8 shuffles become 5 (dots). `Raw` is
+// what memory holds, column() the first of the lane's columns of half i (of 4 columns).
+template <class State>
+struct RowOf;
+template <>
+struct RowOf<float> {
+  float4 raw[2];
+  static __device__ __forceinline__ int column(int lane, int half) { return 64 * half + 4 * lane; }
+  __device__ __forceinline__ void load(const float* row, int lane) {
+    raw[0] = __ldcs(reinterpret_cast<const float4*>(row + column(lane, 0)));
+    raw[1] = __ldcs(reinterpret_cast<const float4*>(row + column(lane, 1)));
+  }
+  __device__ __forceinline__ void load_shared(const float* row, int lane) {
+    raw[0] = *reinterpret_cast<const float4*>(row + column(lane, 0));
+    raw[1] = *reinterpret_cast<const float4*>(row + column(lane, 1));
+  }
+  __device__ __forceinline__ void get(float (&x)[8]) const {
+    x[0] = raw[0].x, x[1] = raw[0].y, x[2] = raw[0].z, x[3] = raw[0].w;
+    x[4] = raw[1].x, x[5] = raw[1].y, x[6] = raw[1].z, x[7] = raw[1].w;
+  }
+  static __device__ __forceinline__ void store(float* row, int lane, const float (&x)[8]) {
+    __stcs(reinterpret_cast<float4*>(row + column(lane, 0)), make_float4(x[0], x[1], x[2], x[3]));
+    __stcs(reinterpret_cast<float4*>(row + column(lane, 1)), make_float4(x[4], x[5], x[6], x[7]));
+  }
+  static __device__ __forceinline__ void store_shared(float* row, int lane, const float (&x)[8]) {
+    *reinterpret_cast<float4*>(row + column(lane, 0)) = make_float4(x[0], x[1], x[2], x[3]);
+    *reinterpret_cast<float4*>(row + column(lane, 1)) = make_float4(x[4], x[5], x[6], x[7]);
+  }
+};
+template <>
+struct RowOf<__nv_bfloat16> {
+  uint4 raw;
+  static __device__ __forceinline__ int column(int lane, int half) { return 8 * lane + 4 * half; }
+  __device__ __forceinline__ void load(const __nv_bfloat16* row, int lane) {
+    raw = __ldcs(reinterpret_cast<const uint4*>(row + column(lane, 0)));
+  }
+  __device__ __forceinline__ void load_shared(const __nv_bfloat16* row, int lane) {
+    raw = *reinterpret_cast<const uint4*>(row + column(lane, 0));
+  }
+  __device__ __forceinline__ void get(float (&x)[8]) const {
+    x[0] = low_bf16(raw.x), x[1] = high_bf16(raw.x), x[2] = low_bf16(raw.y), x[3] = high_bf16(raw.y);
+    x[4] = low_bf16(raw.z), x[5] = high_bf16(raw.z), x[6] = low_bf16(raw.w), x[7] = high_bf16(raw.w);
+  }
+  static __device__ __forceinline__ uint4 packed(const float (&x)[8]) {
+    return make_uint4(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7]));
+  }
+  static __device__ __forceinline__ void store(__nv_bfloat16* row, int lane, const float (&x)[8]) {
+    __stcs(reinterpret_cast<uint4*>(row + column(lane, 0)), packed(x));
+  }
+  static __device__ __forceinline__ void store_shared(__nv_bfloat16* row, int lane, const float (&x)[8]) {
+    *reinterpret_cast<uint4*>(row + column(lane, 0)) = packed(x);
+  }
+};
+
+struct Factors {  // of one head's token
+  float kn[kDim], qn[kDim], decay[kDim], v[kDim];
+  float beta;
+};
+
+// Sums of a and of b over the 16 lanes of each half of a warp: both lanes get both, by 5 shuffles instead of 8.
+__device__ __forceinline__ void dots(float& a, float& b, int lane) {
+  const bool upper = (lane & 8) != 0;
+  float mine = upper ? b : a;
+  mine += __shfl_xor_sync(0xFFFFFFFFU, upper ? a : b, 8);
+#pragma unroll
+  for (int i = 4; i > 0; i >>= 1) mine += __shfl_xor_sync(0xFFFFFFFFU, mine, i);
+  const float other = __shfl_xor_sync(0xFFFFFFFFU, mine, 8);
+  a = upper ? other : mine;
+  b = upper ? mine : other;
+}
+
+// The lane's part of the factors, and the update of one row.
+struct Step {
+  float kn[8], qn[8], decay[8];
+  float key_query, beta;
+
+  template <class State>
+  __device__ __forceinline__ void load(const Factors& f, int lane) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int column = RowOf<State>::column(lane, half);
+      float part[4];
+      load4(f.kn + column, part);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) kn[4 * half + i] = part[i];
+      load4(f.qn + column, part);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) qn[4 * half + i] = part[i];
+      load4(f.decay + column, part);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) decay[4 * half + i] = part[i];
+    }
+    key_query = 0;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) key_query = fmaf(kn[i], qn[i], key_query);
+#pragma unroll
+    for (int i = 8; i > 0; i >>= 1) key_query += __shfl_xor_sync(0xFFFFFFFFU, key_query, i);
+    beta = f.beta;
+  }
+  // x becomes the row after the token; returns the output. The output is read after the update, but its dot is taken beside the
+  // key's over the decayed row: what the update adds to it is u kn.qn.
+  __device__ __forceinline__ float row(float (&x)[8], float v, int lane) const {
+    float a = 0, b = 0;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      x[i] *= decay[i];
+      a = fmaf(kn[i], x[i], a);
+      b = fmaf(qn[i], x[i], b);
+    }
+    dots(a, b, lane);
+    const float u = beta * (v - a);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) x[i] = fmaf(u, kn[i], x[i]);
+    return fmaf(u, key_query, b);
+  }
+};
+
+// What a lane of the q, k or v warp carries from the loads to the stores of the conv state.
+struct ConvLane {
+  float x[4][4];  // oldest first; the last one is the token's
+};
+
+__device__ __forceinline__ void store_window(const KdaSlots& slots, int64_t at, int heads, const ConvLane& conv) {
+#pragma unroll
+  for (int i = 0; i < 3; ++i) store_conv(slots, at + static_cast<int64_t>(i) * heads * kDim, conv.x[i + 1]);
+}
+
+template <class State, int kSplit, int kWarps>
+constexpr int min_blocks(bool bulk) {
+  if (!bulk) return kSplit == 1 && sizeof(State) == 4 ? 2 : 512 / (kWarps * 32);
+  return sizeof(State) == 4 ? 3 : kWarps == 4 ? 6 : 3;
+}
+
+template <class State, int kSplit, int kWarps, bool kBulk>
+__global__ void __launch_bounds__(kWarps * 32, min_blocks<State, kSplit, kWarps>(kBulk))
+    kda_decode(const __grid_constant__ KdaDecodeArgs args) {
+  constexpr int kRows = kDim / kSplit, kRowsWarp = kRows / kWarps, kPairs = kRowsWarp / 2, kOut = (kRows + 31) / 32;
+  static_assert(kPairs >= 1 && kWarps >= 4);
+  __shared__ __align__(16) Factors factors;
+  __shared__ float outputs[kRows];
+  __shared__ float sums[8];
+  __shared__ __align__(8) uint64_t loaded[kWarps];
+  extern __shared__ __align__(128) uint8_t stage[];
+
+  const KdaWeights& w = args.weights;
+  const int tid = static_cast<int>(threadIdx.x), warp = tid / 32, lane = tid % 32;
+  const int rank = static_cast<int>(blockIdx.x) % kSplit, pair = static_cast<int>(blockIdx.x) / kSplit;
+  const int request = pair / w.heads, head = pair % w.heads, first = rank * kRows;
+  auto* const out = static_cast<__nv_bfloat16*>(args.rows.out) + request * args.rows.out_stride + head * kDim + first;
+
+  const bool early = args.launch.early_state != 0;
+  if (!early) pdl_wait();
+  const int slot = args.slots.slots[request];
+  if (slot < 0) {
+    if (early) pdl_wait();
+    for (int i = tid; i < kRows; i += kWarps * 32) out[i] = __float2bfloat16(0.0F);
+    return;
+  }
+
+  // The state first: it is what takes long.
+  const int row0 = warp * kRowsWarp, half = lane / 16, row_lane = lane % 16;
+  State* const state = static_cast<State*>(args.slots.state) + slot * args.slots.state_stride +
+                       (static_cast<int64_t>(head) * kDim + first + row0) * kDim;
+  RowOf<State> rows[kBulk ? 1 : kPairs];
+  State* const staged = reinterpret_cast<State*>(stage) + row0 * kDim;
+  if constexpr (kBulk) {
+    if (lane == 0) {
+      const uint32_t bar = shared_address(&loaded[warp]);
+      mbar_init(bar, 1);
+      mbar_init_fence();
+      mbar_expect(bar, kRowsWarp * kDim * sizeof(State));
+      bulk_load(shared_address(staged), state, kRowsWarp * kDim * sizeof(State), bar);
+    }
+    __syncwarp();
+  } else {
+#pragma unroll
+    for (int p = 0; p < kPairs; ++p) rows[p].load(state + (2 * p + half) * kDim, row_lane);
+  }
+
+  ConvLane conv;
+  float gate[kOut];
+  const int channel = head * kDim + 4 * lane;
+  const int64_t conv_at = slot * args.slots.conv_stride + static_cast<int64_t>(warp) * 3 * w.heads * kDim + channel;
+  if (warp < 3) {
+    float4 taps[4];
+#pragma unroll
+    for (int i = 0; i < 3; ++i) load_conv(args.slots, conv_at + static_cast<int64_t>(i) * w.heads * kDim, conv.x[i]);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) taps[i] = __ldg(reinterpret_cast<const float4*>(w.taps[warp]) + channel + i);
+    if (early) pdl_wait();
+    load4(static_cast<const __nv_bfloat16*>(args.rows.x[warp]) + request * args.rows.x_stride[warp] + channel, conv.x[3]);
+    if (warp == 0) {
+#pragma unroll
+      for (int i = 0; i < kOut; ++i) {
+        const int row = lane + 32 * i;
+        gate[i] = row < kRows ? load_bf16(args.rows.gate, request * args.rows.gate_stride + head * kDim + first + row) : 0.0F;
+      }
+    }
+    float y[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) y[i] = conv_silu(taps[i], conv.x[0][i], conv.x[1][i], conv.x[2][i], conv.x[3][i]);
+    if (warp < 2) {
+      const float scale = norm_scale(y, warp == 0 ? kQueryScale : 1.0F);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) y[i] *= scale;
+    }
+    store4((warp == 0 ? factors.qn : warp == 1 ? factors.kn : factors.v) + 4 * lane, y);
+    if constexpr (kSplit == 1) store_window(args.slots, conv_at, w.heads, conv);
+  } else if (warp == 3) {
+    const float rate = expf(__ldg(w.a_log + head));
+    float bias[4], z[4];
+    load4(w.dt_bias + channel, bias);
+    if (early) pdl_wait();
+    load4(static_cast<const __nv_bfloat16*>(args.rows.z) + request * args.rows.z_stride + channel, z);
+    if (lane == 0) factors.beta = sigmoid(load_bf16(args.rows.beta, request * args.rows.beta_stride + head));
+#pragma unroll
+    for (int i = 0; i < 4; ++i) z[i] = decay_factor(z[i] + bias[i], rate, w.lower_bound);
+    store4(factors.decay + 4 * lane, z);
+  } else if (early) {
+    pdl_wait();
+  }
+  if constexpr (kSplit > 1) cluster_arrive();  // the conv state was read
+  __syncthreads();
+
+  Step step;
+  step.load<State>(factors, row_lane);
+  if constexpr (kBulk) {
+    mbar_wait(shared_address(&loaded[warp]), 0);
+#pragma unroll 4
+    for (int p = 0; p < kPairs; ++p) {
+      const int row = 2 * p + half;
+      float x[8];
+      rows[0].load_shared(staged + row * kDim, row_lane);
+      rows[0].get(x);
+      const float o = step.row(x, factors.v[first + row0 + row], row_lane);
+      RowOf<State>::store_shared(staged + row * kDim, row_lane, x);
+      if (row_lane == 0) outputs[row0 + row] = o;
+    }
+    fence_async_proxy();
+    __syncwarp();
+    if (lane == 0) {
+      bulk_store(state, shared_address(staged), kRowsWarp * kDim * sizeof(State));
+      bulk_commit();
+    }
+  } else {
+#pragma unroll
+    for (int p = 0; p < kPairs; ++p) {
+      const int row = 2 * p + half;
+      float x[8];
+      rows[p].get(x);
+      const float o = step.row(x, factors.v[first + row0 + row], row_lane);
+      RowOf<State>::store(state + row * kDim, row_lane, x);
+      if (row_lane == 0) outputs[row0 + row] = o;
+    }
+  }
+  pdl_release();
+
+  if constexpr (kSplit > 1) {
+    cluster_wait();  // every block has read the conv state (and runs)
+    if (warp < 3 && rank == 0) store_window(args.slots, conv_at, w.heads, conv);
+  }
+  __syncthreads();
+
+  float o[kOut], sum = 0;
+  if (warp == 0) {
+#pragma unroll
+    for (int i = 0; i < kOut; ++i) {
+      const int row = lane + 32 * i;
+      o[i] = row < kRows ? outputs[row] : 0.0F;
+      sum = fmaf(o[i], o[i], sum);
+    }
+    sum = warp_sum(sum);
+  }
+  if constexpr (kSplit > 1) {
+    if (warp == 0 && lane < kSplit) cluster_store(cluster_map(shared_address(&sums[rank]), static_cast<uint32_t>(lane)), sum);
+    cluster_arrive();
+    cluster_wait();
+    if (warp == 0) {
+      sum = 0;
+#pragma unroll
+      for (int i = 0; i < kSplit; ++i) sum += sums[i];
+    }
+  }
+  if (warp == 0) {
+    const float scale = rsqrtf(sum * (1.0F / kDim) + w.norm_eps);
+#pragma unroll
+    for (int i = 0; i < kOut; ++i) {
+      const int row = lane + 32 * i;
+      if (row < kRows) out[row] = __float2bfloat16(o[i] * scale * __ldg(w.norm + first + row) * sigmoid(gate[i]));
+    }
+  }
+  if constexpr (kBulk) {
+    if (lane == 0) bulk_wait_read<0>();
+  }
+}
+
+template <class State, int kSplit, int kWarps, bool kBulk>
+int launch_one(const KdaDecodeArgs& args, cudaStream_t stream) {
+  LaunchOptions o;
+  o.grid = dim3(static_cast<unsigned>(args.batch * args.weights.heads * kSplit));
+  o.block = dim3(kWarps * 32);
+  o.cluster = kSplit;
+  o.dependent = args.launch.dependent != 0;
+  if (kBulk) o.shared_bytes = kDim / kSplit * kDim * static_cast<int>(sizeof(State));
+  return launch(kda_decode<State, kSplit, kWarps, kBulk>, o, stream, args);
+}
+
+template <class State>
+int launch_state(const KdaDecodeArgs& args, const KdaDecodeConfig& c, cudaStream_t stream) {
+  if (c.bulk) return c.warps == 4 ? launch_one<State, 1, 4, true>(args, stream) : launch_one<State, 1, 8, true>(args, stream);
+  switch (c.split) {
+    case 1: return launch_one<State, 1, 8, false>(args, stream);
+    case 2: return launch_one<State, 2, 4, false>(args, stream);
+    case 4: return launch_one<State, 4, 4, false>(args, stream);
+    default: return launch_one<State, 8, 4, false>(args, stream);
+  }
+}
+
+}  // namespace
+
+int kda_decode_launch(const KdaDecodeArgs& args, const KdaDecodeConfig& config, cudaStream_t stream) {
+  if (args.batch * args.weights.heads == 0) return 0;
+  return args.slots.state_bf16 != 0 ? launch_state<__nv_bfloat16>(args, config, stream) : launch_state<float>(args, config, stream);
+}
+
+}  // namespace k3::ops::cuda

@@ -1,0 +1,92 @@
+// Internal to ops/kda. Device buffers of the decode, verify and commit benches: `copies` separate sets of states to rotate among.
+#pragma once
+
+#include <algorithm>
+#include <numeric>
+#include <vector>
+
+#include "k3/ops/cuda/gpu_test_util.h"
+#include "k3/ops/cuda/roofline_gpu.h"
+#include "k3/ops/kda/cuda/kda_decode_cuda.h"
+#include "k3/ops/kda/cuda/kda_verify_cuda.h"
+
+namespace k3::ops::cuda {
+
+constexpr int64_t kStateElements = 128 * 128;
+
+class StepBuffers {
+ public:
+  // rows: tokens of one call. max_tokens 0: no windows.
+  StepBuffers(int64_t batch, int64_t heads, int64_t rows, bool state_bf16, int64_t copies, int max_tokens)
+      : batch_(batch), heads_(heads), rows_(rows), width_(heads * 128), copies_(copies), max_tokens_(max_tokens), state_bf16_(state_bf16),
+        wide_(5 * width_ + (heads + 7) / 4 * 4), x_(copies * rows * wide_), out_(copies * rows * width_), taps_(width_ * 12), small_(width_ * 2),
+        state_(copies * batch * width_ * 128 * (state_bf16 ? 1 : 2)), conv_(copies * batch * 9 * width_),
+        factors_(copies * batch * width_ * 3 * max_tokens), inputs_(copies * batch * width_ * 3 * max_tokens) {
+    fill(x_.data(), x_.size(), 1);
+    fill(state_.data(), state_.size(), 0.05F);
+    fill(conv_.data(), conv_.size(), 1);
+    fill(inputs_.data(), inputs_.size(), 1);
+    taps_.set(random_normal(taps_.size(), 1, 0.5F));
+    small_.set(random_normal(small_.size(), 2, 0.5F));
+    if (max_tokens > 0) {
+      const std::vector<float> host(static_cast<size_t>(factors_.size()), 0.08F);
+      factors_.set(host);
+    }
+    std::vector<int32_t> slots(static_cast<size_t>(copies * batch));
+    std::iota(slots.begin(), slots.end(), 0);
+    slots_ = DeviceArray<int32_t>(slots);
+  }
+
+  KdaDecodeArgs decode(int64_t i) const {
+    KdaDecodeArgs a{};
+    a.weights = weights(), a.rows = rows(i), a.slots = slots(i);
+    a.batch = static_cast<int32_t>(batch_);
+    return a;
+  }
+  KdaWeights weights() const {
+    KdaWeights w{};
+    for (int64_t part = 0; part < 3; ++part) w.taps[part] = taps_.data() + part * width_ * 4;
+    w.a_log = small_.data(), w.norm = small_.data(), w.dt_bias = small_.data() + width_;
+    w.lower_bound = -5, w.norm_eps = 1e-5F, w.heads = static_cast<int32_t>(heads_);
+    return w;
+  }
+  KdaRows rows(int64_t i) const {
+    KdaRows r{};
+    const uint16_t* x = x_.data() + i % copies_ * rows_ * wide_;
+    for (int64_t part = 0; part < 3; ++part) r.x[part] = x + part * width_, r.x_stride[part] = wide_;
+    r.z = x + 3 * width_, r.gate = x + 4 * width_, r.beta = x + 5 * width_;
+    r.z_stride = r.gate_stride = r.beta_stride = wide_;
+    r.out = out_.data() + i % copies_ * rows_ * width_, r.out_stride = width_;
+    return r;
+  }
+  KdaSlots slots(int64_t i) const {
+    KdaSlots s{};
+    s.state = state_.data(), s.state_stride = width_ * 128, s.state_bf16 = state_bf16_ ? 1 : 0;
+    s.conv = conv_.data(), s.conv_stride = 9 * width_, s.conv_bf16 = 1;
+    s.slots = slots_.data() + i % copies_ * batch_;
+    return s;
+  }
+  KdaWindow window() const {
+    KdaWindow w{};
+    w.factors = factors_.data(), w.factors_stride = width_ * 3 * max_tokens_;
+    w.inputs = inputs_.data(), w.inputs_stride = width_ * 3 * max_tokens_;
+    w.max_tokens = max_tokens_;
+    return w;
+  }
+
+ private:
+  static void fill(uint16_t* x, int64_t count, float scale) { gpu_check(fill_normal_bf16(x, count, 5, scale, nullptr).code, "fill"); }
+
+  int64_t batch_, heads_, rows_, width_, copies_;
+  int max_tokens_;
+  bool state_bf16_;
+  int64_t wide_;
+  DeviceArray<uint16_t> x_, out_;
+  DeviceArray<float> taps_, small_;
+  DeviceArray<uint16_t> state_, conv_;
+  DeviceArray<float> factors_;
+  DeviceArray<uint16_t> inputs_;
+  DeviceArray<int32_t> slots_;
+};
+
+}  // namespace k3::ops::cuda

@@ -1,0 +1,194 @@
+#include <gtest/gtest.h>
+
+#include "k3/ops/kda/cuda/kda_decode_gpu_util.h"
+
+namespace k3::ops::cuda {
+namespace {
+
+constexpr double kOutTolerance = 3e-3;  // kda_decode_cuda.h
+constexpr double state_tolerance(bool bf16) { return bf16 ? 3e-3 : 1e-6; }
+
+KdaCase plain(int64_t heads) {
+  KdaCase c;
+  c.name = "normal";
+  c.heads = heads;
+  return c;
+}
+
+// `steps` tokens of every request, each compared; after a step the reference goes on from the kernel's state.
+void compare(const KdaCase& shape, int64_t requests, int64_t steps, bool state_bf16, bool conv_bf16, int form, WorstRatios& worst) {
+  StepProblem p(shape, steps * requests, requests, state_bf16, conv_bf16, 5 + static_cast<uint64_t>(form));
+  StepDevice d(p);
+  std::vector<RequestState> states = p.initial;
+  for (int64_t step = 0; step < steps; ++step) {
+    const int64_t row = step * requests;
+    ASSERT_TRUE(kda_decode_cuda(d.decode(row, form), nullptr).ok());
+    gpu_sync();
+    std::vector<float> expected(static_cast<size_t>(requests * p.width));
+    for (int64_t r = 0; r < requests; ++r) {
+      RequestState& s = states[static_cast<size_t>(r)];
+      p.advance(row + r, 1, s, expected.data() + r * p.width);
+      const std::string what = fmt::format("{} H {} B {} {} form {} step {} request {}", shape.name, shape.heads, requests,
+                                           state_bf16 ? "bf16" : "f32", form, step, r);
+      const int32_t slot = d.slots[static_cast<size_t>(r)];
+      const std::vector<float> got = d.state_of(slot);
+      const double ratio = norm_ratio(got, s.state);
+      EXPECT_LE(ratio, state_tolerance(state_bf16)) << what;
+      worst.state = std::max(worst.state, ratio);
+      EXPECT_TRUE(d.conv_is(slot, s)) << what;
+      s.state = got;
+    }
+    const double ratio = norm_ratio(d.out(row, requests), expected);
+    EXPECT_LE(ratio, kOutTolerance) << shape.name << " form " << form << " step " << step;
+    worst.out = std::max(worst.out, ratio);
+    if (testing::Test::HasFailure()) return;
+  }
+  for (int64_t slot = 0; slot < d.slot_count(); ++slot) {
+    const bool used = std::find(d.slots.begin(), d.slots.end(), slot) != d.slots.end();
+    EXPECT_TRUE(used || d.untouched(slot)) << slot;
+  }
+  EXPECT_TRUE(d.guards_intact());
+}
+
+TEST(KdaDecodeGpu, SanitizeEveryFormAndDtype) {
+  K3_NEEDS_GPU();
+  WorstRatios f32("decode forms f32"), bf16("decode forms bf16");
+  for (int form = 0; form <= 6; ++form) {
+    compare(plain(1), 1, 2, false, true, form, f32);
+    compare(plain(1), 1, 2, true, true, form, bf16);
+  }
+  compare(plain(3), 2, 2, false, false, 0, f32);
+  compare(plain(3), 2, 2, false, false, 1, f32);
+}
+
+TEST(KdaDecodeGpu, EveryInputSet) {
+  K3_NEEDS_GPU();
+  WorstRatios f32("decode input sets f32"), bf16("decode input sets bf16");
+  for (const KdaCase& c : kda_input_sets(2, 128, {1})) {
+    compare(c, 2, 3, false, true, 6, f32);
+    compare(c, 2, 3, true, true, 5, bf16);
+    compare(c, 2, 1, false, true, 0, f32);
+  }
+}
+
+TEST(KdaDecodeGpu, ShapesOfTheModel) {
+  K3_NEEDS_GPU();
+  WorstRatios f32("decode shapes f32"), bf16("decode shapes bf16");
+  for (const auto& [heads, requests] : {std::pair{12, 1}, {96, 1}, {12, 8}, {5, 33}, {96, 4}}) {
+    compare(plain(heads), requests, 1, false, true, 0, f32);
+    compare(plain(heads), requests, 1, true, true, 0, bf16);
+  }
+}
+
+TEST(KdaDecodeGpu, SanitizeNegativeSlots) {
+  K3_NEEDS_GPU();
+  for (int form = 1; form <= 6; ++form) {
+    StepProblem p(plain(2), 3, 3, false, true, 9);
+    StepDevice d(p);
+    const std::vector<int32_t> slots = d.slots;
+    d.set_slots({slots[0], -1, slots[2]});
+    ASSERT_TRUE(kda_decode_cuda(d.decode(0, form), nullptr).ok());
+    gpu_sync();
+    for (int64_t r = 0; r < 3; ++r) {
+      std::vector<float> expected(static_cast<size_t>(p.width), 0.0F);
+      RequestState s = p.initial[static_cast<size_t>(r)];
+      if (r != 1) p.advance(r, 1, s, expected.data());
+      EXPECT_LE(norm_ratio(d.out(r, 1), expected), r == 1 ? 0 : kOutTolerance) << form;
+      EXPECT_LE(norm_ratio(d.state_of(slots[static_cast<size_t>(r)]), s.state), r == 1 ? 0 : 1e-6) << form;
+      EXPECT_TRUE(d.conv_is(slots[static_cast<size_t>(r)], s)) << form;
+    }
+    EXPECT_TRUE(d.guards_intact());
+  }
+}
+
+// A captured step is replayed for other requests by changing the slot array alone.
+TEST(KdaDecodeGpu, GraphReplayWithChangedSlots) {
+  K3_NEEDS_GPU();
+  StepProblem p(plain(2), 4, 4, false, true, 31);
+  StepDevice d(p);
+  const std::vector<int32_t> all = d.slots;
+  std::vector<RequestState> states = p.initial;
+  cudaStream_t stream = nullptr;
+  gpu_check(cudaStreamCreate(&stream), "stream");
+  KdaDecodeArgs args = d.decode(0, 0);
+  args.batch = 2;
+  args.launch.dependent = 1;
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t exec = nullptr;
+  gpu_check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
+  ASSERT_TRUE(kda_decode_cuda(args, stream).ok());
+  gpu_check(cudaStreamEndCapture(stream, &graph), "capture");
+  gpu_check(cudaGraphInstantiate(&exec, graph, 0), "graph");
+  for (const auto& [first, second] : {std::pair<size_t, size_t>{0, 1}, {3, 2}, {1, 3}}) {
+    std::vector<int32_t> slots = all;
+    slots[0] = all[first], slots[1] = all[second];
+    d.set_slots(slots);
+    gpu_check(cudaGraphLaunch(exec, stream), "graph");
+    gpu_check(cudaStreamSynchronize(stream), "graph");
+    for (size_t i = 0; i < 2; ++i) {
+      const size_t r = i == 0 ? first : second;
+      std::vector<float> expected(static_cast<size_t>(p.width));
+      RequestState& state = states[r];
+      p.advance(static_cast<int64_t>(i), 1, state, expected.data());
+      EXPECT_LE(norm_ratio(d.out(static_cast<int64_t>(i), 1), expected), kOutTolerance);
+      const std::vector<float> got = d.state_of(all[r]);
+      EXPECT_LE(norm_ratio(got, state.state), state_tolerance(false));
+      EXPECT_TRUE(d.conv_is(all[r], state));
+      state.state = got;
+    }
+  }
+  cudaGraphExecDestroy(exec);
+  cudaGraphDestroy(graph);
+  cudaStreamDestroy(stream);
+}
+
+// Steps that may overlap give the bits of steps that wait for each other.
+TEST(KdaDecodeGpu, DependentLaunchesChangeNothing) {
+  K3_NEEDS_GPU();
+  constexpr int64_t kSteps = 12, kRequests = 3;
+  for (const int form : {4, 1, 5}) {
+    StepProblem p(plain(4), kSteps * kRequests, kRequests, false, true, 77);
+    StepDevice a(p), b(p);
+    for (int64_t step = 0; step < kSteps; ++step) {
+      ASSERT_TRUE(kda_decode_cuda(a.decode(step * kRequests, form), nullptr).ok());
+      gpu_sync();
+    }
+    for (int64_t step = 0; step < kSteps; ++step) {
+      KdaDecodeArgs args = b.decode(step * kRequests, form);
+      args.launch.dependent = 1;
+      ASSERT_TRUE(kda_decode_cuda(args, nullptr).ok());
+    }
+    gpu_sync();
+    EXPECT_EQ(a.out(0, kSteps * kRequests), b.out(0, kSteps * kRequests));
+    for (const int32_t slot : a.slots) {
+      EXPECT_EQ(a.state_bytes_of(slot), b.state_bytes_of(slot));
+      EXPECT_EQ(a.conv_bytes_of(slot), b.conv_bytes_of(slot));
+    }
+  }
+}
+
+// Rounding to BF16 once a step must not drift (kernels.md 9).
+TEST(KdaDecodeGpu, LongRunsStayNearTheReference) {
+  K3_NEEDS_GPU();
+  constexpr int64_t kSteps = 4096;
+  KdaCase keep = plain(1);
+  keep.name = "keep", keep.z_scale = 0, keep.z_offset = -8;
+  for (const KdaCase& c : {plain(1), keep}) {
+    for (const bool bf16 : {false, true}) {
+      StepProblem p(c, kSteps, 1, bf16, true, 3);
+      StepDevice d(p);
+      for (int64_t step = 0; step < kSteps; ++step) ASSERT_TRUE(kda_decode_cuda(d.decode(step, 0), nullptr).ok());
+      gpu_sync();
+      RequestState s = p.initial[0];
+      std::vector<float> expected(static_cast<size_t>(kSteps * p.width));
+      p.advance(0, kSteps, s, expected.data());
+      const double state = norm_ratio(d.state_of(d.slots[0]), s.state), out = norm_ratio(d.out(0, kSteps), expected);
+      fmt::print("  {} {} after {} steps: out {:.2e}, state {:.2e}\n", c.name, bf16 ? "bf16" : "f32", kSteps, out, state);
+      EXPECT_LE(state, bf16 ? 2e-2 : 1e-5);
+      EXPECT_LE(out, bf16 ? 2e-2 : kOutTolerance);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace k3::ops::cuda
