@@ -1,0 +1,91 @@
+#include "k3/ops/kda/cuda/kda_prefill_cuda.h"
+
+#include <algorithm>
+
+#include "k3/base/check.h"
+
+namespace k3::ops::cuda {
+namespace {
+
+constexpr float kFusedBound = -5.25F;  // 16 tokens of it stay inside FP32 and BF16
+constexpr int64_t kChunk = 16, kMapBytes = int64_t{2} * 128 * 128 * 4;
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Microseconds, of an H200; only their ratios matter.
+constexpr double kChunkUs = 0.65, kMapChunkUs = 0.50, kScanUs = 1.5, kStartUs = 5;
+
+double fused_cost(const KdaPrefillShape& s, int64_t blocks) {
+  const double all = static_cast<double>(ceil_div(s.tokens, kChunk) * s.heads) / static_cast<double>(blocks);
+  return kStartUs + kChunkUs * std::max(all, static_cast<double>(ceil_div(s.longest, kChunk)));
+}
+
+// Passes over blocks of work of `segment` tokens; the maps take two blocks a piece.
+double segments_cost(const KdaPrefillShape& s, int64_t blocks, int64_t segment) {
+  const int64_t pieces = s.tokens / segment + (s.tokens % segment != 0 ? 1 : 0) + (s.sequences - 1) / 2;
+  const int64_t chain = ceil_div(s.longest, segment);
+  const double chunks = static_cast<double>(segment / kChunk);
+  const int64_t maps = (2 * pieces - s.sequences) * s.heads;
+  return 3 * kStartUs + chunks * (kMapChunkUs * static_cast<double>(ceil_div(maps, blocks)) + kChunkUs * static_cast<double>(ceil_div(pieces * s.heads, blocks))) +
+         kScanUs * static_cast<double>(chain);
+}
+
+}  // namespace
+
+KdaPrefillPlan kda_prefill_plan(const KdaPrefillShape& s, const DeviceInfo& device, KdaPrefillForm form) {
+  const bool fits = device.capability / 10 == 9 && s.lower_bound && *s.lower_bound >= kFusedBound && *s.lower_bound < 0;
+  if (!fits || form == KdaPrefillForm::recurrent) return {};
+  const int64_t blocks = std::max(1, device.sm_count);
+  KdaPrefillPlan best{KdaPrefillForm::fused, 0};
+  if (form == KdaPrefillForm::fused || s.tokens == 0) return best;
+  double cost = form == KdaPrefillForm::segments ? 1e30 : fused_cost(s, blocks);
+  for (int64_t pieces = 2; pieces <= 24; ++pieces) {
+    const int64_t segment = std::max(kChunk, ceil_div(ceil_div(s.longest, pieces), kChunk) * kChunk);
+    if (segment >= s.longest && form != KdaPrefillForm::segments) break;
+    const double c = segments_cost(s, blocks, segment);
+    if (c < cost) cost = c, best = {KdaPrefillForm::segments, segment};
+  }
+  return best;
+}
+
+int64_t kda_prefill_workspace_bytes(const KdaPrefillShape& shape, const KdaPrefillPlan& plan) {
+  if (plan.form != KdaPrefillForm::segments) return 0;
+  return (shape.tokens / plan.segment + shape.sequences) * shape.heads * kMapBytes;
+}
+
+CudaStatus kda_prefill_cuda(const K3KdaPrefill& given, const KdaPrefillPlan& plan, Stream stream) {
+  K3KdaPrefill args = given;
+  K3_CHECK(args.heads > 0 && args.sequences >= 0 && args.tokens >= 0, "heads {} sequences {} tokens {}", args.heads, args.sequences, args.tokens);
+  if (args.sequences == 0 || args.tokens == 0) return {};
+  for (const int64_t stride : {args.q_stride, args.k_stride, args.v_stride, args.z_stride, args.out_stride}) {
+    K3_CHECK(stride >= args.heads * 128 && stride % 8 == 0, "stride {}", stride);
+  }
+  K3_CHECK(args.slot_stride >= args.heads * 128 * 128 && args.slot_stride % 4 == 0, "slot stride {}", args.slot_stride);
+  for (const void* p : {args.q, args.k, args.v, args.z, static_cast<const void*>(args.out), static_cast<const void*>(args.states)}) {
+    K3_CHECK(p != nullptr && reinterpret_cast<uintptr_t>(p) % 16 == 0, "rows start at multiples of 16 bytes");
+  }
+  K3_CHECK(args.longest > 0 && args.longest <= args.tokens && (args.export_count == 0 || args.exports != nullptr), "longest {}", args.longest);
+  if (args.to == nullptr) args.to = args.from;
+  K3_CHECK(args.from != nullptr, "slots");
+  args.segment = plan.segment;
+  switch (plan.form) {
+    case KdaPrefillForm::fused: return {kda_prefill_fused_launch(args, stream)};
+    case KdaPrefillForm::segments:
+      K3_CHECK(plan.segment > 0 && plan.segment % kChunk == 0 && args.workspace != nullptr, "segment {}", plan.segment);
+      return {kda_prefill_segments_launch(args, stream)};
+    default: return {kda_prefill_recurrent_launch(args, stream)};
+  }
+}
+
+}  // namespace k3::ops::cuda
+
+extern "C" int64_t k3_kda_prefill_workspace(int64_t tokens, int64_t heads, int64_t sequences, int64_t longest) {
+  const k3::ops::cuda::KdaPrefillShape shape{tokens, heads, sequences, longest};
+  return kda_prefill_workspace_bytes(shape, kda_prefill_plan(shape, k3::ops::cuda::device_info()));
+}
+
+extern "C" int k3_kda_prefill(const K3KdaPrefill* args, CUstream_st* stream) {
+  k3::ops::cuda::KdaPrefillShape shape{args->tokens, args->heads, args->sequences, args->longest};
+  shape.lower_bound = args->bounded != 0 ? std::optional<float>(args->lower_bound) : std::nullopt;
+  return kda_prefill_cuda(*args, kda_prefill_plan(shape, k3::ops::cuda::device_info()), stream).code;
+}

@@ -1,0 +1,256 @@
+// Internal to ops/kda. One producer warp: the factors of a chunk (kernels.md 2.1) from its raw rows, in place.
+//
+// With raw rows q, k and r = 1 / |k|, s = 128^-0.5 / |q| of each token, the consumer gets, for a state S [keys, values]:
+//   W  = -Diag(r) T Diag(beta r) (k e^G)     T V = Diag(r) T Diag(beta) V       T = (I + L)^-1
+//   Q  = q e^G     K = k e^(G_C - G)     P = tril(q e^G . k e^-G)     E = e^(G_C)     scale s
+// so that U = T V + W S is r u, S <- E S + K^T U, out = s (Q S + P U): norms act on 16 x 16 matrices, never on rows.
+#pragma once
+
+#include "k3/ops/kda/cuda/kda_prefill_tile.cuh"
+
+namespace k3::ops::cuda {
+
+constexpr float kGateUnit = 1024;  // decays in units of 2^-10 log2: FP16 keeps 11 bits of them down to 2^-24 / 1024
+
+struct RawRows {  // this lane's part of the rows of one head
+  const __nv_bfloat16* at[4];  // z, q, k, v
+  int64_t stride[4];
+  const void* b;
+};
+
+// Rows [first, first + count) of the sequence to a buffer; rows beyond are zeros.
+template <bool kMaps>
+__device__ __forceinline__ void load_rows(const RawRows& raw, int64_t first, int count, uint32_t buffer, int part) {
+  const int lane = static_cast<int>(threadIdx.x) % 32, row = lane / 8;
+  const uint32_t to = buffer + static_cast<uint32_t>(((lane & 7) >> 1) * 512 + (lane & 1) * 256 + ((row ^ (lane & 7)) << 4));
+#pragma unroll
+  for (int tensor = 0; tensor < 4; ++tensor) {
+    if (kMaps && (tensor == 1 || (tensor == 3 && part == 1))) continue;
+    const __nv_bfloat16* from = raw.at[tensor] + (first + row) * raw.stride[tensor];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const bool take = 4 * i + row < count;
+      const uint32_t at = (to ^ static_cast<uint32_t>((i & 1) << 6)) + static_cast<uint32_t>(tensor * kTileBytes + (i >> 1) * 128);
+      cp_async<16>(at, from, take);
+      cp_async<16>(at + 2048, from + 64, take);
+      from += 4 * raw.stride[tensor];
+    }
+  }
+  cp_async_commit();
+}
+
+__device__ __forceinline__ float load_beta(const K3KdaPrefill& a, int64_t row, int head, bool take) {
+  if (!take) return 0;
+  const int64_t at = row * a.b_stride + head;
+  return a.b_f32 != 0 ? static_cast<const float*>(a.b)[at] : __bfloat162float(static_cast<const __nv_bfloat16*>(a.b)[at]);
+}
+
+// Sums over the warp's products: rows tokens, columns tokens.
+struct Products {
+  float l[2][4] = {}, p[2][4] = {}, kk[2][4] = {}, qq[2][4] = {};
+};
+
+struct GateConstants {
+  float rate;       // -exp(A_log) * log2(e)
+  float unit;       // 1 / (lower_bound * log2(e) * kGateUnit)
+  uint32_t sum[4];  // A fragment of the lower triangle of ones, / kGateUnit
+};
+
+__device__ __forceinline__ uint32_t gates(uint32_t z, float bias, const GateConstants& c) {  // of two tokens
+  const float e0 = exp2_approx(fmaf(low_bf16(z), c.rate, bias)), e1 = exp2_approx(fmaf(high_bf16(z), c.rate, bias));
+  return pack_half(reciprocal(fmaf(e0, c.unit, c.unit)), reciprocal(fmaf(e1, c.unit, c.unit)));
+}
+
+// Channels 16 j .. 16 j + 15. tokens[2]: masks of the FP16 pairs of tokens 2 (lane % 4), + 8.
+template <bool kMaps>
+__device__ __forceinline__ void square(uint32_t buffer, uint32_t lane_at, int j, const GateConstants& c, float2 bias, const uint32_t (&tokens)[2], Products& sum) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const uint32_t at = buffer + tile_at(lane_at, j);
+  uint32_t z[4], q[4], k[4];
+  ldmatrix_x4_trans(z, at + kAtW);
+  ldmatrix_x4(k, at + kAtK);
+  if constexpr (!kMaps) ldmatrix_x4(q, at + kAtQ);
+  float g[2][4] = {};
+  mma16_half(g[0], c.sum, gates(z[0], bias.x, c) & tokens[0], gates(z[1], bias.x, c) & tokens[1]);
+  mma16_half(g[1], c.sum, gates(z[2], bias.y, c) & tokens[0], gates(z[3], bias.y, c) & tokens[1]);
+  float grow[2][4], shrink[2][4], whole[4];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) shrink[i / 4][i % 4] = exp2_approx(g[i / 4][i % 4]), grow[i / 4][i % 4] = exp2_approx(-g[i / 4][i % 4]);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) whole[i] = __shfl_sync(0xFFFFFFFFU, shrink[i / 2][2 + i % 2], 28 + (lane & 3));  // token 15
+  uint32_t kp[4], km[4], ke[4], qp[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {  // i: half of the tokens + 2 * half of the channels
+    const float(&s)[4] = shrink[i / 2];
+    const float(&r)[4] = grow[i / 2];
+    const int at2 = 2 * (i % 2);
+    const float k0 = low_bf16(k[i]), k1 = high_bf16(k[i]), m0 = k0 * r[at2], m1 = k1 * r[at2 + 1];
+    kp[i] = pack_bf16(k0 * s[at2], k1 * s[at2 + 1]);
+    km[i] = pack_bf16(m0, m1);
+    ke[i] = pack_bf16(m0 * whole[2 * (i / 2)], m1 * whole[2 * (i / 2) + 1]);
+    if constexpr (!kMaps) qp[i] = pack_bf16(low_bf16(q[i]) * s[at2], high_bf16(q[i]) * s[at2 + 1]);
+  }
+  mma16(sum.l[0], kp[0], kp[1], kp[2], kp[3], km[0], km[2]);
+  mma16(sum.l[1], kp[0], kp[1], kp[2], kp[3], km[1], km[3]);
+  mma16(sum.kk[0], k[0], k[1], k[2], k[3], k[0], k[2]);
+  mma16(sum.kk[1], k[0], k[1], k[2], k[3], k[1], k[3]);
+  stmatrix_x4(at + kAtW, kp);
+  stmatrix_x4(at + kAtK, ke);
+  if constexpr (!kMaps) {
+    mma16(sum.p[0], qp[0], qp[1], qp[2], qp[3], km[0], km[2]);
+    mma16(sum.p[1], qp[0], qp[1], qp[2], qp[3], km[1], km[3]);
+    mma16(sum.qq[0], q[0], q[1], q[2], q[3], q[0], q[2]);
+    mma16(sum.qq[1], q[0], q[1], q[2], q[3], q[1], q[3]);
+    stmatrix_x4(at + kAtQ, qp);
+  }
+  if (lane < 4) store_shared(buffer + kAtE + static_cast<uint32_t>(lane * kERow + j * 16), whole);
+}
+
+// Of rows lane / 4 and 8 + lane / 4 of a 16 x 16 product: its diagonal.
+__device__ __forceinline__ void diagonal(const float (&d)[2][4], float& low, float& high) {
+  const int lane = static_cast<int>(threadIdx.x) % 32, from = (lane & 28) | (lane >> 3);
+  const bool odd = (lane & 4) != 0;
+  low = __shfl_sync(0xFFFFFFFFU, odd ? d[0][1] : d[0][0], from);
+  high = __shfl_sync(0xFFFFFFFFU, odd ? d[1][3] : d[1][2], from);
+}
+
+// (I + L)^-1 of two strictly lower 8 x 8 blocks, row lane / 4, columns 2 (lane % 4) + c: forward substitution in FP32.
+__device__ __forceinline__ void invert_blocks(const float (&a)[2], const float (&b)[2], float (&ta)[2], float (&tb)[2]) {
+  const int lane = static_cast<int>(threadIdx.x) % 32, row = lane >> 2, column = 2 * (lane & 3);
+#pragma unroll
+  for (int c = 0; c < 2; ++c) ta[c] = tb[c] = column + c == row ? 1.0F : 0.0F;
+#pragma unroll
+  for (int i = 0; i < 7; ++i) {
+    const int factor = (lane & 28) | (i >> 1), done = 4 * i + (lane & 3);
+    const float fa = __shfl_sync(0xFFFFFFFFU, a[i & 1], factor), fb = __shfl_sync(0xFFFFFFFFU, b[i & 1], factor);
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      ta[c] -= fa * __shfl_sync(0xFFFFFFFFU, ta[c], done);
+      tb[c] -= fb * __shfl_sync(0xFFFFFFFFU, tb[c], done);
+    }
+  }
+}
+
+// Everything after the sums: norms, the inverse, T V and P as fragments, W. beta: of token lane (lanes 0..15).
+template <bool kMaps>
+__device__ __forceinline__ void finish(uint32_t buffer, uint32_t lane_at, const Products& sum, float beta) {
+  const int lane = static_cast<int>(threadIdx.x) % 32, row = lane >> 2, column = 2 * (lane & 3);
+  float low, high;
+  diagonal(sum.kk, low, high);
+  const float r_low = rsqrtf(low + 1e-6F), r_high = rsqrtf(high + 1e-6F);
+  const float b_low = __shfl_sync(0xFFFFFFFFU, beta, row) * r_low, b_high = __shfl_sync(0xFFFFFFFFU, beta, 8 + row) * r_high;
+  float r_column[2][2], b_column[2][2];
+#pragma unroll
+  for (int c = 0; c < 2; ++c) {
+    r_column[0][c] = __shfl_sync(0xFFFFFFFFU, r_low, 4 * (column + c));
+    r_column[1][c] = __shfl_sync(0xFFFFFFFFU, r_high, 4 * (column + c));
+    b_column[0][c] = __shfl_sync(0xFFFFFFFFU, beta, column + c);
+    b_column[1][c] = __shfl_sync(0xFFFFFFFFU, beta, 8 + column + c);
+  }
+  float l11[2], l21[2], l22[2], t11[2], t22[2];
+#pragma unroll
+  for (int c = 0; c < 2; ++c) {  // masked by choice: what is above the diagonal may be infinite
+    l11[c] = column + c < row ? sum.l[0][c] * b_low * r_column[0][c] : 0.0F;
+    l21[c] = sum.l[0][2 + c] * b_high * r_column[0][c];
+    l22[c] = column + c < row ? sum.l[1][2 + c] * b_high * r_column[1][c] : 0.0F;
+  }
+  invert_blocks(l11, l22, t11, t22);
+  float x[4] = {}, t21[4] = {};  // T21 = -T22 (L21 T11)
+  mma16(x, pack_bf16(l21[0], l21[1]), 0, 0, 0, movmatrix_trans(pack_bf16(t11[0], t11[1])), 0);
+  mma16(t21, pack_bf16(-t22[0], -t22[1]), 0, 0, 0, movmatrix_trans(pack_bf16(x[0], x[1])), 0);
+  float tv[4][2];  // in the order of an A fragment; above the diagonal nothing
+#pragma unroll
+  for (int c = 0; c < 2; ++c) {
+    tv[0][c] = r_low * t11[c] * b_column[0][c];
+    tv[1][c] = r_high * t21[c] * b_column[0][c];
+    tv[2][c] = 0;
+    tv[3][c] = r_high * t22[c] * b_column[1][c];
+  }
+  const uint32_t fragment = buffer + static_cast<uint32_t>(lane) * 16;
+  const uint32_t t[4] = {pack_bf16(tv[0][0], tv[0][1]), pack_bf16(tv[1][0], tv[1][1]), 0, pack_bf16(tv[3][0], tv[3][1])};
+  store_shared(fragment + kAtT, t);
+  uint32_t w[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) w[i] = pack_bf16(-tv[i][0] * r_column[i / 2][0], -tv[i][1] * r_column[i / 2][1]);
+  if constexpr (!kMaps) {
+    const auto lower = [&](float p, int c) { return column + c <= row ? p : 0.0F; };
+    const uint32_t p[4] = {pack_bf16(lower(sum.p[0][0], 0), lower(sum.p[0][1], 1)), pack_bf16(sum.p[0][2], sum.p[0][3]), 0,
+                           pack_bf16(lower(sum.p[1][2], 0), lower(sum.p[1][3], 1))};
+    store_shared(fragment + kAtP, p);
+    diagonal(sum.qq, low, high);
+    if ((lane & 3) == 0) {
+      const uint32_t at = buffer + kAtScale + static_cast<uint32_t>((row >> 1) * 16 + (row & 1) * 4);
+      asm volatile("st.shared.f32 [%0], %1;\nst.shared.f32 [%0 + 8], %2;\n" ::"r"(at), "f"(kScale * rsqrtf(low + 1e-6F)),
+                   "f"(kScale * rsqrtf(high + 1e-6F))
+                   : "memory");
+    }
+  }
+#pragma unroll 4
+  for (int j = 0; j < 8; ++j) {
+    const uint32_t at = buffer + kAtW + tile_at(lane_at, j);
+    uint32_t kp[4];
+    ldmatrix_x4_trans(kp, at);
+    float d[2][4] = {};
+    mma16(d[0], w[0], w[1], w[2], w[3], kp[0], kp[1]);
+    mma16(d[1], w[0], w[1], w[2], w[3], kp[2], kp[3]);
+    const uint32_t out[4] = {pack_bf16(d[0][0], d[0][1]), pack_bf16(d[0][2], d[0][3]), pack_bf16(d[1][0], d[1][1]), pack_bf16(d[1][2], d[1][3])};
+    stmatrix_x4(at, out);
+  }
+}
+
+// Chunks index, index + kProducers, ... of the piece.
+template <bool kMaps>
+__device__ __forceinline__ void produce(const K3KdaPrefill& a, const Piece& piece, PrefillShared& s, int index) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  Walk walk{piece.begin};
+  walk.steps(s.cuts, piece.end, index);
+  if (walk.at >= piece.end) return;
+  GateConstants c;
+  c.rate = -__expf(a.a_log[piece.head]) * 1.4426950408889634F;
+  c.unit = 1.0F / (a.lower_bound * 1.4426950408889634F * kGateUnit);
+  const int row = lane >> 2, column = 2 * (lane & 3);
+  const uint32_t ones = 0x14001400;  // 1 / kGateUnit, twice
+  const uint32_t triangle = (column <= row ? 0x1400U : 0U) | (column + 1 <= row ? 0x14000000U : 0U);
+  c.sum[0] = triangle, c.sum[1] = ones, c.sum[2] = 0, c.sum[3] = triangle;
+  RawRows raw;
+  const void* tensors[4] = {a.z, a.q, a.k, a.v};
+  const int64_t strides[4] = {a.z_stride, a.q_stride, a.k_stride, a.v_stride};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    raw.stride[i] = strides[i];
+    raw.at[i] = static_cast<const __nv_bfloat16*>(tensors[i]) + piece.first * strides[i] + piece.head * kDim + (lane & 7) * 8;
+  }
+  const uint32_t lane_at = tile_lane(), buffers = shared_address(s.buffers), full = shared_address(s.full), empty = shared_address(s.empty);
+  int count = walk.end(s.cuts, piece.end) - walk.at;
+  load_rows<kMaps>(raw, walk.at, count, buffers + static_cast<uint32_t>(index % kBuffers * kBufferBytes), piece.part);
+  float logit = load_beta(a, piece.first + walk.at + lane, piece.head, lane < count);
+  for (int chunk = index;; chunk += kProducers) {
+    const uint32_t buffer = buffers + static_cast<uint32_t>(chunk % kBuffers * kBufferBytes);
+    const int valid = count;
+    const float beta = lane < valid ? 1.0F / (1.0F + __expf(-logit)) : 0.0F;
+    uint32_t tokens[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) tokens[h] = (column + 8 * h < valid ? 0xFFFFU : 0U) | (column + 1 + 8 * h < valid ? 0xFFFF0000U : 0U);
+    cp_async_wait<0>();
+    __syncwarp();
+    Products sum;
+#pragma unroll 2
+    for (int j = 0; j < 8; ++j) square<kMaps>(buffer, lane_at, j, c, s.bias[j][row], tokens, sum);
+    walk.steps(s.cuts, piece.end, kProducers);
+    const bool more = walk.at < piece.end;
+    if (more) {
+      const int next = chunk + kProducers, slot = next % kBuffers, round = next / kBuffers;
+      if (round > 0) mbar_wait(empty + static_cast<uint32_t>(slot * 8), static_cast<uint32_t>(round + 1) & 1U);
+      count = walk.end(s.cuts, piece.end) - walk.at;
+      load_rows<kMaps>(raw, walk.at, count, buffers + static_cast<uint32_t>(slot * kBufferBytes), piece.part);
+      logit = load_beta(a, piece.first + walk.at + lane, piece.head, lane < count);
+    }
+    __syncwarp();
+    finish<kMaps>(buffer, lane_at, sum, beta);
+    __syncwarp();
+    if (lane == 0) mbar_arrive(full + static_cast<uint32_t>(chunk % kBuffers * 8));
+    if (!more) break;
+  }
+}
+
+}  // namespace k3::ops::cuda

@@ -1,0 +1,108 @@
+// Internal to ops/kda. Chunks of the fused prefill kernel: which tokens they are, how their tiles lie in shared memory, instructions.
+//
+// A tile is 16 tokens x 128 channels of BF16 (4 KiB): eight squares of 16 channels, each four 8 x 8 matrices in the order of an A
+// fragment (tokens 0-7 and 8-15 of the first 8 channels, then of the second), rows of 16 bytes permuted so that neither copies of
+// whole rows nor ldmatrix meet a bank twice.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "k3/ops/cuda/ptx.cuh"
+#include "k3/ops/kda/cuda/kda_prefill_state.cuh"
+
+namespace k3::ops::cuda {
+
+constexpr int kChunk = 16, kTileBytes = kChunk * kDim * 2;
+constexpr int kProducers = 8, kConsumers = 4;  // warps
+constexpr int kBuffers = 12;
+constexpr int kPrefillThreads = 32 * (kProducers + kConsumers);
+
+// One chunk in shared memory. Loaded: z, q, k, v. The producer writes over them: W in the place of z, the scaled q and k in theirs.
+constexpr int kAtW = 0, kAtQ = kTileBytes, kAtK = 2 * kTileBytes, kAtV = 3 * kTileBytes;
+constexpr int kAtT = 4 * kTileBytes;      // 16 x 16 as B fragments, 16 bytes a lane
+constexpr int kAtP = kAtT + 512;
+constexpr int kAtE = kAtP + 512;          // chunk decay, FP32, 36 floats for each lane % 4
+constexpr int kERow = 144;
+constexpr int kAtScale = kAtE + 4 * kERow;  // of the outputs, 4 floats for each lane % 4
+constexpr int kBufferBytes = kAtScale + 64;
+static_assert(kBufferBytes % 128 == 0);
+
+struct PrefillShared {
+  alignas(128) unsigned char buffers[kBuffers][kBufferBytes];
+  alignas(128) unsigned char out[kConsumers][1024];
+  float2 bias[8][8];  // -exp(A_log) * dt_bias * log2(e) of channels 16 j + r and 16 j + 8 + r
+  unsigned long long full[kBuffers], empty[kBuffers];
+  KdaCuts cuts;
+  int sequence;
+};
+
+// The tokens of one sequence that a block works on.
+struct Piece {
+  int sequence, head, begin, end, length;  // begin, end: inside the sequence of `length`
+  int64_t first;                           // row of the sequence's first token
+  int index;                               // of the piece among all (segments)
+  int part;                                // maps: 0 the state's, 1 the transition's
+};
+
+// Position of the chunk in hand; chunks end at multiples of 16 after the last cut.
+struct Walk {
+  int at, cut = 0;
+  __device__ int end(const KdaCuts& cuts, int last) const {
+    const int e = min(at + kChunk, last);
+    return cut < cuts.count ? min(e, cuts.tokens[cut]) : e;
+  }
+  __device__ void step(const KdaCuts& cuts, int last) {
+    at = end(cuts, last);
+    while (cut < cuts.count && cuts.tokens[cut] <= at) ++cut;
+  }
+  __device__ void steps(const KdaCuts& cuts, int last, int count) {
+    if (cuts.count == 0) {
+      at = min(at + count * kChunk, last);
+    } else {
+      for (int i = 0; i < count && at < last; ++i) step(cuts, last);
+    }
+  }
+};
+
+// Of this lane's row in square j: what ldmatrix and stmatrix want.
+__device__ __forceinline__ uint32_t tile_lane() {
+  const uint32_t lane = threadIdx.x % 32, m = lane / 8, row = lane % 8;
+  return m * 128 + ((row ^ (m / 2)) << 4);
+}
+__device__ __forceinline__ uint32_t tile_at(uint32_t tile_lane, int j) { return static_cast<uint32_t>(j) * 512 + (tile_lane ^ ((static_cast<uint32_t>(j) & 3U) << 5)); }
+
+__device__ __forceinline__ void mma16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};\n"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+__device__ __forceinline__ void mma16_half(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};\n"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+__device__ __forceinline__ float reciprocal(float x) {
+  float out;
+  asm("rcp.approx.ftz.f32 %0, %1;\n" : "=f"(out) : "f"(x));
+  return out;
+}
+__device__ __forceinline__ uint32_t pack_half(float low, float high) {
+  uint32_t out;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;\n" : "=r"(out) : "f"(high), "f"(low));
+  return out;
+}
+__device__ __forceinline__ void load_shared(uint32_t (&r)[4], uint32_t address) {
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];\n" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
+}
+__device__ __forceinline__ void load_shared(float (&r)[4], uint32_t address) {
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];\n" : "=f"(r[0]), "=f"(r[1]), "=f"(r[2]), "=f"(r[3]) : "r"(address) : "memory");
+}
+__device__ __forceinline__ void store_shared(uint32_t address, const uint32_t (&r)[4]) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};\n" ::"r"(address), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
+}
+__device__ __forceinline__ void store_shared(uint32_t address, const float (&r)[4]) {
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};\n" ::"r"(address), "f"(r[0]), "f"(r[1]), "f"(r[2]), "f"(r[3]) : "memory");
+}
+
+}  // namespace k3::ops::cuda
