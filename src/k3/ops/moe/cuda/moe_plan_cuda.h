@@ -12,37 +12,15 @@
 #include <cstdint>
 
 #include "k3/ops/cuda/launch.h"
+#include "k3/ops/moe/cuda/moe_stream_types.h"
 
 namespace k3::ops::cuda {
-
-inline constexpr int kMoeMaxExperts = 1024;
-
-// Rows [row, row + rows) of one expert; in order of experts, then rows; rows <= tile_rows.
-struct MoeTile {
-  int32_t expert, row, rows, reserved;  // expert: local
-};
-
-struct MoePlanCuda {
-  const int32_t* ids = nullptr;          // global expert numbers; those outside [first_expert, first_expert + experts) are dropped
-  const int32_t* token_count = nullptr;  // on the device; null: `tokens`
-  int tokens = 0;                        // at most this many; fixes the launch
-  int topk = 1, experts = 0, first_expert = 0;
-  int tile_rows = 64;
-  // Outputs; any may be null except offsets.
-  int32_t* offsets = nullptr;     // [experts + 1] first row of each expert
-  int32_t* row_slot = nullptr;    // [tokens * topk]
-  int32_t* slot_row = nullptr;    // [tokens * topk]
-  MoeTile* tiles = nullptr;       // [moe_max_tiles], aligned to 16 bytes
-  int32_t* tile_count = nullptr;  // [1]
-  void* workspace = nullptr;
-};
 
 // More tiles than these cannot come about, whatever the ids.
 constexpr int64_t moe_max_tiles(int64_t tokens, int64_t topk, int64_t experts, int64_t tile_rows) {
   const int64_t slots = tokens * topk, used = slots < experts ? slots : experts;
   return used + (slots - used) / tile_rows;
 }
-constexpr int64_t kMoePlanTokens = 512;  // of a block
 constexpr int64_t moe_plan_workspace_bytes(int64_t tokens, int64_t experts) {
   const int64_t blocks = (tokens + kMoePlanTokens - 1) / kMoePlanTokens;
   return blocks <= 1 ? 0 : blocks * experts * 4;
