@@ -1,0 +1,138 @@
+// Internal to ops/moe: the parameters of its kernels, free of everything that .cu files cannot take; moe_plan_cuda.h, moe_stream_pack.h
+// and moe_stream_cuda.h are the contracts.
+#pragma once
+
+#include <cstdint>
+
+struct CUstream_st;
+
+namespace k3::ops::cuda {
+
+// ---- moe_plan_cuda.h ----
+
+inline constexpr int kMoeMaxExperts = 1024;
+
+// Rows [row, row + rows) of one expert; in order of experts, then rows; rows <= tile_rows.
+struct MoeTile {
+  int32_t expert, row, rows, reserved;  // expert: local
+};
+
+struct MoePlanCuda {
+  const int32_t* ids = nullptr;          // global expert numbers; those outside [first_expert, first_expert + experts) are dropped
+  const int32_t* token_count = nullptr;  // on the device; null: `tokens`
+  int tokens = 0;                        // at most this many; fixes the launch
+  int topk = 1, experts = 0, first_expert = 0;
+  int tile_rows = 64;
+  // Outputs; any may be null except offsets.
+  int32_t* offsets = nullptr;     // [experts + 1] first row of each expert
+  int32_t* row_slot = nullptr;    // [tokens * topk]
+  int32_t* slot_row = nullptr;    // [tokens * topk]
+  MoeTile* tiles = nullptr;       // [moe_max_tiles], aligned to 16 bytes
+  int32_t* tile_count = nullptr;  // [1]
+  void* workspace = nullptr;
+};
+
+constexpr int64_t kMoePlanTokens = 512;  // of a block of moe_plan
+
+// ---- moe_stream_pack.h ----
+
+enum class MoeWeights { bf16, mxfp4 };
+
+constexpr int64_t moe_chunk_columns(MoeWeights kind) { return kind == MoeWeights::mxfp4 ? 256 : 128; }
+constexpr int64_t moe_chunk_bytes(MoeWeights kind) { return kind == MoeWeights::mxfp4 ? 2176 : 4096; }
+// Of a packed matrix of `rows` rows (w13: 2 F) and `cols` columns.
+constexpr int64_t moe_packed_bytes(MoeWeights kind, int64_t rows, int64_t cols) {
+  return (rows + 15) / 16 * ((cols + moe_chunk_columns(kind) - 1) / moe_chunk_columns(kind)) * moe_chunk_bytes(kind);
+}
+
+// Bit of a packed word that holds bit `bit` (3: sign) of code j = 0..7 (column 8 t + j). Codes 0..5 are where one shift by 0, 3 or 6
+// and one mask make two BF16 of them; 6 and 7 fill the gaps so that one product shifts all of their pieces into place.
+constexpr int mxfp4_word_bit(int j, int bit) {
+  const int high = 16 * (j & 1);
+  if (j < 6) return (bit == 3 ? 15 : 6 + bit) - 3 * (j / 2) + high;
+  constexpr int kGap[4] = {13, 14, 10, 11};
+  return kGap[bit] + 16 - high;
+}
+
+// One expert's matrices in the checkpoint's layout, on the device: bf16 [rows, cols], or codes [rows, cols / 2] and scales
+// [rows, cols / 32]. Writes `packed` and, for mxfp4, factors[0..2] (of w1, w2, w3; f32).
+struct MoePack {
+  MoeWeights kind = MoeWeights::mxfp4;
+  int width = 0, hidden = 0;  // R, F
+  const void *w1 = nullptr, *w2 = nullptr, *w3 = nullptr;
+  const uint8_t *s1 = nullptr, *s2 = nullptr, *s3 = nullptr;
+  void* w13_packed = nullptr;
+  void* w2_packed = nullptr;
+  float* factors = nullptr;
+};
+
+// The experts of one layer on one GPU.
+struct MoeExpertsCuda {
+  MoeWeights kind = MoeWeights::mxfp4;
+  int experts = 0, width = 0, hidden = 0;
+  const void* w13 = nullptr;  // expert e at e * moe_packed_bytes(kind, 2 * hidden, width)
+  const void* w2 = nullptr;   // expert e at e * moe_packed_bytes(kind, width, hidden)
+  const float* factors = nullptr;  // mxfp4: [experts, 4]: of w1, w2, w3, unused
+};
+
+// ---- moe_stream_cuda.h ----
+
+struct MoeGlu {
+  bool situ = false;         // else SwiGLU
+  float beta = 1;            // situ
+  float linear_beta = 0;     // situ; 0: up passes through
+};
+
+struct MoeStreamCuda {
+  MoeExpertsCuda weights;
+  MoeGlu glu;
+  const void* z = nullptr;               // [tokens, R] bf16
+  const int32_t* ids = nullptr;          // [tokens, topk] global; those outside [first_expert, first_expert + experts) are left out
+  const int32_t* token_count = nullptr;  // on the device; null: `tokens`
+  int tokens = 0, topk = 1, first_expert = 0;
+  float* slot_out = nullptr;  // [tokens * topk, R]
+  void* workspace = nullptr;
+};
+
+struct MoeCombineCuda {
+  const float* slot_out = nullptr;
+  const int32_t* ids = nullptr;
+  const float* weights = nullptr;        // [tokens, topk]
+  const int32_t* token_count = nullptr;  // as above; rows beyond it are not written
+  int tokens = 0, topk = 1, width = 0, experts = 0, first_expert = 0;
+  void* out = nullptr;                // [tokens, R] bf16; may be null
+  float* out_f32 = nullptr;           // the sum before its rounding, for partial sums; may be null
+  const void* norm_weight = nullptr;  // bf16 [R]: out = norm of the rounded sum; null: the rounded sum
+  float eps = 1e-5F;
+};
+
+// How one call runs. tile: token columns of a product; in_order: no plan, the tokens themselves are the columns.
+struct MoeStreamConfig {
+  int tile = 8, warps = 16, stages = 4, grid = 1;
+  bool in_order = false;
+  int max_tiles = 0;  // of one block
+  int shared_gate = 0, shared_down = 0;
+};
+
+// One pass over all tiles: z to activation (gate) or activation to slot_out (down).
+struct MoeStreamPass {
+  const void* packed;
+  const float* factors;
+  const void* in;  // bf16 [tokens or slots, columns]
+  void* out;
+  const int32_t *ids, *token_count, *row_slot, *tile_count;
+  const MoeTile* tiles;
+  MoeGlu glu;
+  int columns, rows, units, chunks;  // K; F or R; of 16 packed rows; of a unit
+  int tokens, topk, first_expert, experts, max_tiles;
+};
+
+// ---- launchers (cudaError_t) ----
+
+int moe_plan_launch(const MoePlanCuda& plan, CUstream_st* stream);
+int moe_pack_launch(const MoePack& pack, CUstream_st* stream);
+int moe_stream_launch(MoeWeights kind, bool gate, const MoeStreamConfig& config, const MoeStreamPass& pass, CUstream_st* stream);
+int moe_combine_launch(const MoeCombineCuda& combine, CUstream_st* stream);
+int moe_unpack_launch(MoeWeights kind, const void* packed, bool w13, int rows, int cols, void* out, CUstream_st* stream);
+
+}  // namespace k3::ops::cuda
