@@ -1,5 +1,5 @@
 # Unit tests lie beside the sources (x_test.cc, one binary a layer); what crosses layers lies in tests/<label>/.
-# Labels: unit, golden, e2e, fault, load, fuzz, gpu, slow. `make test` runs all but gpu and slow.
+# Labels: unit, golden, e2e, fault, load, fuzz, gpu, gpu-sanitize, slow. `make test` runs all but gpu, gpu-sanitize and slow.
 include(GoogleTest)
 set(K3_TEST_DATA_DIR ${CMAKE_SOURCE_DIR}/tests/data)
 
@@ -40,6 +40,11 @@ if(K3_HAVE_CUDA)
   file(GLOB_RECURSE _benches CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/k3/*gpu_bench.cc)
   add_executable(k3_gpu_bench ${_benches})
   target_link_libraries(k3_gpu_bench PRIVATE k3_ops k3::dep::fmt)
+  # The smallest cases under compute-sanitizer; exit code 77: no GPU or no sanitizer.
+  foreach(_tool memcheck racecheck)
+    add_test(NAME gpu_${_tool} COMMAND ${CMAKE_SOURCE_DIR}/tools/gpu_check.sh --only ${_tool} ${CMAKE_BINARY_DIR})
+    set_tests_properties(gpu_${_tool} PROPERTIES LABELS gpu-sanitize TIMEOUT 600 SKIP_RETURN_CODE 77)
+  endforeach()
 endif()
 
 if(TARGET k3)

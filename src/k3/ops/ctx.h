@@ -32,10 +32,12 @@ struct DeviceStep {
   const int32_t* tokens = nullptr;      // [T]
   const int32_t* offsets = nullptr;     // [B + 1]
   const int32_t* history = nullptr;     // [B]
-  const int32_t* sequence_of = nullptr; // [T]
+  const int32_t* lengths = nullptr;     // [B] history and step together
+  const int32_t* key_offsets = nullptr;  // [B + 1] running sum of lengths
   const int32_t* logit_rows = nullptr;
+  int64_t sequences = 0;                // B
   int64_t longest = 0;                  // most tokens of a sequence in the step
-  int64_t longest_context = 0;          // most tokens of history and step together (an upper bound in a graph)
+  int64_t keys = 0;                     // sum of lengths; not known (0) in a graph
 };
 
 struct Ctx {

@@ -29,21 +29,21 @@ struct ExpertBank;
 namespace cuda {
 
 void embedding(const Ctx& ctx, const Weight& table, const Tensor& out) noexcept;  // ids: Ctx::step
-void attn_res_site(const Ctx& ctx, const AttnResSite& site) noexcept;
+void attn_res_site(const Ctx& ctx, const ops::AttnResSite& site) noexcept;
 void rms_norm(const Ctx& ctx, const Tensor& x, const Tensor& weight, float eps, const Tensor& out) noexcept;
 void add(const Ctx& ctx, const Tensor& x, const Tensor& y) noexcept;
 void copy(const Ctx& ctx, const Tensor& from, const Tensor& to) noexcept;
 void gather_rows(const Ctx& ctx, const Tensor& from, std::span<const int64_t> rows, const Tensor& to) noexcept;
 void sigmoid_gate(const Ctx& ctx, const Tensor& gate, const Tensor& y) noexcept;
-void glu(const Ctx& ctx, const Tensor& gate, const Tensor& up, const Glu& activation, const Tensor& out) noexcept;
-void linear_many(const Ctx& ctx, const Tensor& x, std::span<const LinearPart> parts) noexcept;
-void kda_mix(const Ctx& ctx, const KdaMixArgs& args, const StateSlots& state, std::span<const StateExport> exports,
+void glu(const Ctx& ctx, const Tensor& gate, const Tensor& up, const ops::Glu& activation, const Tensor& out) noexcept;
+void linear_many(const Ctx& ctx, const Tensor& x, std::span<const ops::LinearPart> parts) noexcept;
+void kda_mix(const Ctx& ctx, const ops::KdaMixArgs& args, const StateSlots& state, std::span<const StateExport> exports,
              const DeviceExport* device_exports) noexcept;
 void latent_append(const Ctx& ctx, const Tensor& kv, const Tensor& norm_weight, float eps, const PagedTable& table) noexcept;
-void mla(const Ctx& ctx, const MlaArgs& args) noexcept;
-void router(const Ctx& ctx, const Tensor& logits, const Tensor& bias, const RouterOptions& options, const Tensor& ids,
+void mla(const Ctx& ctx, const ops::MlaArgs& args) noexcept;
+void router(const Ctx& ctx, const Tensor& logits, const Tensor& bias, const ops::RouterOptions& options, const Tensor& ids,
             const Tensor& weights) noexcept;
-void moe(const Ctx& ctx, const Tensor& z, const Tensor& ids, const Tensor& weights, const ExpertBank& experts, const Glu& activation,
+void moe(const Ctx& ctx, const Tensor& z, const Tensor& ids, const Tensor& weights, const ops::ExpertBank& experts, const ops::Glu& activation,
          const Tensor& out) noexcept;
 
 }  // namespace cuda

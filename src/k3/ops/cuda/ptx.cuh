@@ -242,6 +242,38 @@ __device__ __forceinline__ void mma_tf32(float (&d)[4], const float (&a)[4], con
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(__float_as_uint(a[0])), "r"(__float_as_uint(a[1])), "r"(__float_as_uint(a[2])), "r"(__float_as_uint(a[3])),
         "r"(__float_as_uint(b[0])), "r"(__float_as_uint(b[1])));
+
+// ---- loads of what is read once (weights): kept out of L1; !take: zeros ----
+
+__device__ __forceinline__ uint4 load_once_16(const void* p, bool take = true) {
+  uint4 v = {0, 0, 0, 0};
+  asm volatile("{\n.reg .pred take;\nsetp.ne.b32 take, %5, 0;\n@take ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];\n}\n"
+               : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)
+               : "l"(p), "r"(static_cast<int>(take)));
+  return v;
+}
+__device__ __forceinline__ uint2 load_once_8(const void* p, bool take = true) {
+  uint2 v = {0, 0};
+  asm volatile("{\n.reg .pred take;\nsetp.ne.b32 take, %3, 0;\n@take ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];\n}\n"
+               : "+r"(v.x), "+r"(v.y)
+               : "l"(p), "r"(static_cast<int>(take)));
+  return v;
+}
+__device__ __forceinline__ uint32_t load_once_4(const void* p, bool take = true) {
+  uint32_t v = 0;
+  asm volatile("{\n.reg .pred take;\nsetp.ne.b32 take, %2, 0;\n@take ld.global.nc.L1::no_allocate.u32 %0, [%1];\n}\n"
+               : "+r"(v)
+               : "l"(p), "r"(static_cast<int>(take)));
+  return v;
+}
+// 16 bytes of what a kernel before may have written (so not through the read-only path).
+__device__ __forceinline__ uint4 load_16(const void* p, bool take = true) {
+  uint4 v = {0, 0, 0, 0};
+  asm volatile("{\n.reg .pred take;\nsetp.ne.b32 take, %5, 0;\n@take ld.global.v4.u32 {%0, %1, %2, %3}, [%4];\n}\n"
+               : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)
+               : "l"(p), "r"(static_cast<int>(take))
+               : "memory");
+  return v;
 }
 
 }  // namespace k3::ops::cuda

@@ -24,16 +24,14 @@ struct ExpertWeights {
   Weight w1, w2, w3;  // gate, down, up
 };
 
-// All experts of a layer in the memory of a GPU, as its kernels want them (cuda/expert_bank.h packs them). Matrices of one
-// expert follow those of the one before.
+// The experts of a layer in the memory of a GPU, packed for its kernels (cuda/moe_stream_pack.h), one after another.
 struct ExpertBank {
-  Scheme scheme = Scheme::bf16;  // bf16 or mxfp4
-  int64_t experts = 0, width = 0, hidden = 0;  // of all experts of the bank; R; F
-  int32_t first = 0;                           // id of its first expert: those of other ranks are skipped
+  Scheme scheme = Scheme::bf16;                // bf16 or mxfp4
+  int64_t experts = 0, width = 0, hidden = 0;  // R, F
+  int32_t first = 0;                           // id of the first: those of other ranks are skipped
   const void* gate_up = nullptr;               // w1 and w3
   const void* down = nullptr;                  // w2
-  const uint8_t* gate_up_scales = nullptr;
-  const uint8_t* down_scales = nullptr;
+  const float* factors = nullptr;              // mxfp4
   explicit operator bool() const { return gate_up != nullptr; }
 };
 

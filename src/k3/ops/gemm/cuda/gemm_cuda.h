@@ -1,0 +1,54 @@
+// Purpose:  y = x W^T on the GPU: up to six weights that meet one input, in one launch where the row kernel takes them.
+// Shapes:   x [T, I] bf16 (rows may be strided); part: w [O, I] bf16, mxfp4 or i8 (weight.h; device pointers), y [T, O] bf16 or f32
+//           (rows may be strided). mxfp4 and i8: I a multiple of 32, codes aligned to 16 bytes.
+// Units:    strides in elements.
+// Memory:   y is overwritten, or added to where accumulate is set; x and the ys must not overlap. No scratch of the caller: split
+//           sums meet in shared memory, cuBLASLt's workspace belongs to GemmPlans.
+// Threads:  any; calls that share a GemmPlans must be on one stream (its workspace).
+// Errors:   K3_CHECK on shapes and dtypes. T = 0 and O = 0 are legal. A shape for which `plans` has nothing runs on the row
+//           kernel, slower beyond 32 tokens.
+// Source:   kernels.md 9. FP32 accumulation, one rounding to y's dtype. Tolerance against linear_ref (double) on the same BF16
+//           inputs: |y - ref| <= (I / 256 + 16) 2^-22 sum_i |x_i w_i|, bf16 y 2^-8 |ref| more (tensor cores truncate
+//           each partial sum of 16 products; a warp adds I / 256 of them in a row).
+//           deterministic: each y[t, o] is one fixed sum over i whatever T, t, the neighbours and the other parts are. cuBLASLt
+//           never is used then: it picks an algorithm, so an order of sums, for every range of T.
+//           dependent: programmatic dependent launch; the weights (not x or y) are read before the kernel before has ended, so
+//           that kernel must not write them.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "k3/ops/cuda/launch.h"
+#include "k3/ops/gemm/cuda/gemm_config.h"
+#include "k3/ops/weight.h"
+#include "k3/tensor/dtype.h"
+
+namespace k3::ops::cuda {
+
+class GemmPlans;
+
+struct GemmPart {
+  Weight w;
+  void* y = nullptr;
+  int64_t y_stride = 0;
+  DType y_dtype = DType::bf16;
+  bool accumulate = false;
+};
+
+struct GemmArgs {
+  static constexpr int kMostParts = 6;
+  const void* x = nullptr;
+  int64_t tokens = 0, in = 0, x_stride = 0;
+  int part_count = 0;
+  std::array<GemmPart, kMostParts> parts{};
+  bool deterministic = false;
+  bool dependent = false;
+};
+
+// plans may be null: everything runs on the row kernel.
+CudaStatus gemm_cuda(const GemmArgs& args, const GemmPlans* plans, Stream stream);
+// The row kernel with a given split; parts of different schemes become one launch each scheme.
+CudaStatus gemm_rows_cuda(const GemmArgs& args, const RowsConfig& config, Stream stream);
+
+}  // namespace k3::ops::cuda

@@ -1,0 +1,69 @@
+#include "k3/ops/cuda/dispatch.h"
+#include "k3/ops/cuda/op_state.h"
+#include "k3/ops/moe/cuda/moe_stream_cuda.h"
+#include "k3/ops/moe/moe.h"
+#include "k3/ops/router/cuda/router_cuda.h"
+#include "k3/ops/router/router.h"
+
+namespace k3::ops::cuda {
+
+void router(const Ctx& ctx, const Tensor& logits, const Tensor& bias, const ops::RouterOptions& options, const Tensor& ids,
+            const Tensor& weights) noexcept {
+  RouterCuda r;
+  r.logits = logits.f32();
+  r.bias = bias ? bias.f32() : nullptr;
+  r.tokens = static_cast<int>(logits.dim(0));
+  r.experts = static_cast<int>(logits.dim(1));
+  r.topk = static_cast<int>(options.topk);
+  r.renormalise = options.renormalise;
+  r.scale = options.scale;
+  r.ids = static_cast<int32_t*>(ids.data);
+  r.weights = weights.f32();
+  ctx.gpu->note(router_cuda(r, ctx.stream), "router");
+}
+
+namespace {
+
+constexpr int64_t kStreamTokens = 256;  // of one pass of the streaming kernels; more tokens take several
+
+}  // namespace
+
+void moe(const Ctx& ctx, const Tensor& z, const Tensor& ids, const Tensor& weights, const ops::ExpertBank& bank,
+         const ops::Glu& activation, const Tensor& out) noexcept {
+  K3_CHECK(z.dtype == DType::bf16 && z.contiguous() && out.contiguous() && bank && z.dim(1) == bank.width, "moe: z {}", z.shape_text());
+  const int64_t topk = ids.dim(1);
+  for (int64_t begin = 0; begin < z.dim(0); begin += kStreamTokens) {
+    const Workspace::Scope scope(*ctx.workspace);
+    const int64_t end = std::min(z.dim(0), begin + kStreamTokens), tokens = end - begin;
+    MoeStreamCuda s;
+    s.weights = {.kind = bank.scheme == Scheme::mxfp4 ? MoeWeights::mxfp4 : MoeWeights::bf16,
+                 .experts = static_cast<int>(bank.experts),
+                 .width = static_cast<int>(bank.width),
+                 .hidden = static_cast<int>(bank.hidden),
+                 .w13 = bank.gate_up,
+                 .w2 = bank.down,
+                 .factors = bank.factors};
+    s.glu = {activation.kind == GluKind::situ, activation.beta, activation.linear_beta.value_or(0)};
+    s.z = z.slice(begin, end).data;
+    s.ids = static_cast<const int32_t*>(ids.slice(begin, end).data);
+    s.tokens = static_cast<int>(tokens);
+    s.topk = static_cast<int>(topk);
+    s.first_expert = bank.first;
+    s.slot_out = ctx.workspace->tensor({tokens * topk, bank.width}).f32();
+    s.workspace = ctx.workspace->bytes(moe_stream_workspace_bytes(tokens, topk, bank.experts, bank.hidden));
+    ctx.gpu->note(moe_stream_cuda(s, ctx.stream), "moe");
+    MoeCombineCuda c;
+    c.slot_out = s.slot_out;
+    c.ids = s.ids;
+    c.weights = weights.slice(begin, end).f32();
+    c.tokens = s.tokens;
+    c.topk = s.topk;
+    c.width = s.weights.width;
+    c.experts = s.weights.experts;
+    c.first_expert = bank.first;
+    c.out = out.slice(begin, end).data;
+    ctx.gpu->note(moe_combine_cuda(c, ctx.stream), "moe");
+  }
+}
+
+}  // namespace k3::ops::cuda

@@ -1,0 +1,129 @@
+#!/bin/bash
+# Builds the GPU tests and benches (or takes built ones), runs them on this machine's GPU and prints one table.
+set -u
+
+usage() {
+  cat <<'TEXT'
+usage: tools/gpu_check.sh [--sanitize | --only TOOL] [--tests FILTER] [--bench TEXT,TEXT | --no-bench] [BIN_DIR]
+
+BIN_DIR       folder with k3_gpu_test and k3_gpu_bench; without it the preset `cuda` is built into build/cuda
+--sanitize    the *Sanitize* tests again under compute-sanitizer, memcheck and racecheck
+--only TOOL   nothing but those tests under memcheck or racecheck
+--tests       which tests (a GoogleTest filter); all without it
+--bench       which benches (names that contain a text); all without it
+--no-bench    tests only
+Everything ends within 9 minutes. Exit code: 0 all passed, 1 something failed or ran out of time, 2 could not start, 77 no GPU.
+TEXT
+}
+
+here=$(cd "$(dirname "$0")/.." && pwd)
+sanitize="" tests="*" bench="" benches=1 tools_only="" bin=""
+while [ $# -gt 0 ]; do
+  case "$1" in
+    --help | -h) usage; exit 0 ;;
+    --sanitize) sanitize="memcheck racecheck" ;;
+    --only) sanitize="${2:?}" tools_only=1; shift ;;
+    --tests) tests="${2:?}"; shift ;;
+    --bench) bench="${2:?}"; shift ;;
+    --no-bench) benches="" ;;
+    -*) usage >&2; exit 2 ;;
+    *) bin="$1" ;;
+  esac
+  shift
+done
+
+deadline=$((SECONDS + 530))
+left() { echo $((deadline - SECONDS > 1 ? deadline - SECONDS : 1)); }
+
+if ! command -v nvidia-smi > /dev/null || ! nvidia-smi -L 2> /dev/null | grep -q GPU; then
+  echo "gpu_check.sh: this machine has no NVIDIA GPU (nvidia-smi lists none); nothing was run" >&2
+  exit 77
+fi
+
+if [ -z "$bin" ]; then
+  bin="$here/build/cuda"
+  targets="k3_gpu_test"
+  [ -n "$benches" ] && [ -z "$tools_only" ] && targets="$targets k3_gpu_bench"
+  log=$(mktemp)
+  # shellcheck disable=SC2086  # a list of words
+  if ! (cd "$here" && cmake --preset cuda && timeout "$(left)" cmake --build --preset cuda --target $targets) > "$log" 2>&1; then
+    grep -n -m 20 -E "error|FAILED|Error" "$log" >&2 || tail -20 "$log" >&2
+    echo "gpu_check.sh: the build failed or took too long (log: $log); build first with: cmake --build --preset cuda" >&2
+    exit 2
+  fi
+  rm -f "$log"
+fi
+for program in k3_gpu_test ${benches:+${tools_only:-k3_gpu_bench}}; do
+  if [ "$program" != 1 ] && [ ! -x "$bin/$program" ]; then
+    echo "gpu_check.sh: no $program in $bin" >&2
+    exit 2
+  fi
+done
+
+out=$(mktemp -d)
+trap 'rm -rf "$out"' EXIT
+failed=0
+
+# run_tests NAME FILTER COMMAND...: runs the tests, leaves a line of the table in $out/table.
+run_tests() {
+  local name="$1" filter="$2" begin=$SECONDS code
+  shift 2
+  timeout "$(left)" "$@" "$bin/k3_gpu_test" --gtest_filter="$filter" --gtest_color=no > "$out/$name" 2>&1
+  code=$?
+  local passed skipped broken
+  passed=$(grep -c '^\[       OK \]' "$out/$name")
+  skipped=$(grep -c '^\[  SKIPPED \] .*ms)$' "$out/$name")
+  broken=$(grep -c '^\[  FAILED  \] .*ms)$' "$out/$name")
+  local note=""
+  if [ $code -eq 124 ]; then
+    note="out of time in $(grep '^\[ RUN' "$out/$name" | tail -1 | sed 's/.*\] //')"
+  elif [ $code -ne 0 ] && [ "$broken" -eq 0 ]; then
+    note="ended with code $code in $(grep '^\[ RUN' "$out/$name" | tail -1 | sed 's/.*\] //')"
+  elif [ $code -eq 0 ] && [ $((passed + skipped)) -eq 0 ]; then
+    note="no such test"
+  fi
+  [ $code -eq 0 ] || failed=1
+  printf '%-12s %8s %8s %8s %6ss  %s\n' "$name" "$passed" "$broken" "$skipped" $((SECONDS - begin)) "$note" >> "$out/table"
+  if [ $code -ne 0 ]; then
+    grep -E '^\[  FAILED  \] .*ms\)$|^========= (Invalid|Race|Error|ERROR|Program hit|Uninit)|Failure$' "$out/$name" | head -40 >> "$out/failures"
+    [ "$broken" -gt 0 ] || tail -5 "$out/$name" >> "$out/failures"
+  fi
+}
+
+[ -n "$tools_only" ] || run_tests tests "$tests" env
+if [ -n "$sanitize" ]; then
+  sanitizer=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
+  if [ -x "$sanitizer" ]; then
+    for tool in $sanitize; do run_tests "$tool" '*Sanitize*' "$sanitizer" --tool "$tool" --error-exitcode 9 --print-limit 20; done
+  else
+    echo "gpu_check.sh: no compute-sanitizer (it comes with the CUDA toolkit)" >&2
+    [ -n "$tools_only" ] && exit 77
+    failed=1
+  fi
+fi
+if [ -n "$benches" ] && [ -z "$tools_only" ]; then
+  timeout "$(left)" "$bin/k3_gpu_bench" --filter "$bench" > "$out/bench" 2> "$out/bench.errors"
+  code=$?
+  if [ $code -ne 0 ]; then
+    failed=1
+    echo "k3_gpu_bench ended with code $code$([ $code -eq 124 ] && echo ' (out of time)')" >> "$out/failures"
+    tail -3 "$out/bench.errors" >> "$out/failures"
+  fi
+fi
+
+nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | head -1
+printf '%-12s %8s %8s %8s %7s\n' "" passed failed skipped time
+cat "$out/table"
+if [ -s "$out/bench" ]; then
+  grep '^{"device"' "$out/bench" | tr -d '{}"'
+  if grep -q '^kernel ' "$out/bench"; then
+    sed -n '/^kernel /,$p' "$out/bench"
+  else
+    grep '^{"kernel"' "$out/bench"  # it did not come to its table
+  fi
+fi
+if [ -s "$out/failures" ]; then
+  echo "failed:"
+  cat "$out/failures"
+fi
+exit $failed
