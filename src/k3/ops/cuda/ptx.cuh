@@ -242,6 +242,7 @@ __device__ __forceinline__ void mma_tf32(float (&d)[4], const float (&a)[4], con
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(__float_as_uint(a[0])), "r"(__float_as_uint(a[1])), "r"(__float_as_uint(a[2])), "r"(__float_as_uint(a[3])),
         "r"(__float_as_uint(b[0])), "r"(__float_as_uint(b[1])));
+}
 
 // ---- loads of what is read once (weights): kept out of L1; !take: zeros ----
 
