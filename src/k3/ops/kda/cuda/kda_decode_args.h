@@ -53,7 +53,7 @@ typedef struct KdaSlots {
 
 typedef struct KdaLaunch {
   int32_t dependent;    // programmatic dependent launch: may start while the kernel before it in the stream still runs
-  int32_t early_state;  // with it: slots, state and conv were complete before the kernel just before in the stream began
+  int32_t early_state;  // with it: all but the rows (slots, states, counts, windows) was complete before the kernel just before in the stream began
   int32_t form;         // 0: kda_*_config chooses; else one of its forms (benches)
 } KdaLaunch;
 

@@ -23,7 +23,7 @@ void decode_cases(Bench& bench) {
         if (pairs >= 3000) line.must = bf16 ? 1.30 : 1.20, line.aim = bf16 ? 1.15 : 1.10;
         line.note = "conv, norms, gate, recurrence, output norm";
         std::vector<int> forms = {0};
-        if (pairs <= 400) forms = {0, 2, 3, 4};
+        if (pairs <= 96) forms = {1, 2, 3, 4};
         if (pairs > 90) forms.insert(forms.end(), {1, 5, 6});
         for (const int form : forms) {
           line.name = name + kForms[form];
@@ -35,8 +35,8 @@ void decode_cases(Bench& bench) {
                 gpu_check(kda_decode_cuda(args, stream).code, "kda_decode");
               },
               pairs <= 100 ? 32 : 8);
-          if (form == 0 && pairs <= 400) {
-            line.name = name + " dependent";
+          if (form == forms[0]) {
+            line.name = name + " auto, dependent";
             bench.run(
                 line,
                 [&](cudaStream_t stream, int i) {

@@ -32,7 +32,7 @@ class StepBuffers {
       const std::vector<float> host(static_cast<size_t>(factors_.size()), 0.08F);
       factors_.set(host);
     }
-    std::vector<int32_t> slots(static_cast<size_t>(copies * batch));
+    std::vector<int32_t> slots(static_cast<size_t>(batch));  // the same for every layer
     std::iota(slots.begin(), slots.end(), 0);
     slots_ = DeviceArray<int32_t>(slots);
   }
@@ -61,15 +61,18 @@ class StepBuffers {
   }
   KdaSlots slots(int64_t i) const {
     KdaSlots s{};
-    s.state = state_.data(), s.state_stride = width_ * 128, s.state_bf16 = state_bf16_ ? 1 : 0;
-    s.conv = conv_.data(), s.conv_stride = 9 * width_, s.conv_bf16 = 1;
-    s.slots = slots_.data() + i % copies_ * batch_;
+    const int64_t first = i % copies_ * batch_;
+    s.state_stride = width_ * 128, s.state_bf16 = state_bf16_ ? 1 : 0;
+    s.state = state_.data() + first * s.state_stride * (state_bf16_ ? 1 : 2);
+    s.conv_stride = 9 * width_, s.conv = conv_.data() + first * s.conv_stride, s.conv_bf16 = 1;
+    s.slots = slots_.data();
     return s;
   }
-  KdaWindow window() const {
+  KdaWindow window(int64_t i) const {
     KdaWindow w{};
-    w.factors = factors_.data(), w.factors_stride = width_ * 3 * max_tokens_;
-    w.inputs = inputs_.data(), w.inputs_stride = width_ * 3 * max_tokens_;
+    const int64_t first = i % copies_ * batch_;
+    w.factors_stride = width_ * 3 * max_tokens_, w.factors = factors_.data() + first * w.factors_stride;
+    w.inputs_stride = width_ * 3 * max_tokens_, w.inputs = inputs_.data() + first * w.inputs_stride;
     w.max_tokens = max_tokens_;
     return w;
   }

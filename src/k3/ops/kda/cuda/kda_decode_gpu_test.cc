@@ -167,7 +167,8 @@ TEST(KdaDecodeGpu, DependentLaunchesChangeNothing) {
   }
 }
 
-// Rounding to BF16 once a step must not drift (kernels.md 9).
+// Rounding to BF16 once a step must not drift (kernels.md 9): 4,096 steps. Where the gate keeps nearly all, the format itself is off by
+// 2 %: there the kernel is held to what double arithmetic makes of the same roundings.
 TEST(KdaDecodeGpu, LongRunsStayNearTheReference) {
   K3_NEEDS_GPU();
   constexpr int64_t kSteps = 4096;
@@ -179,13 +180,22 @@ TEST(KdaDecodeGpu, LongRunsStayNearTheReference) {
       StepDevice d(p);
       for (int64_t step = 0; step < kSteps; ++step) ASSERT_TRUE(kda_decode_cuda(d.decode(step, 0), nullptr).ok());
       gpu_sync();
-      RequestState s = p.initial[0];
-      std::vector<float> expected(static_cast<size_t>(kSteps * p.width));
+      RequestState s = p.initial[0], rounded = p.initial[0];
+      std::vector<float> expected(static_cast<size_t>(kSteps * p.width)), other = expected;
       p.advance(0, kSteps, s, expected.data());
+      double allowed = bf16 ? 2e-2 : 1e-5, allowed_out = bf16 ? 2e-2 : kOutTolerance;
+      if (bf16 && c.name == "keep") {
+        for (int64_t step = 0; step < kSteps; ++step) {
+          p.advance(step, 1, rounded, other.data() + step * p.width);
+          for (float& v : rounded.state) v = round_to_bf16(v);
+        }
+        allowed = 1.1 * norm_ratio(rounded.state, s.state);
+      }
       const double state = norm_ratio(d.state_of(d.slots[0]), s.state), out = norm_ratio(d.out(0, kSteps), expected);
-      fmt::print("  {} {} after {} steps: out {:.2e}, state {:.2e}\n", c.name, bf16 ? "bf16" : "f32", kSteps, out, state);
-      EXPECT_LE(state, bf16 ? 2e-2 : 1e-5);
-      EXPECT_LE(out, bf16 ? 2e-2 : kOutTolerance);
+      fmt::print("  {} {} after {} steps: out {:.2e}, state {:.2e} (allowed {:.2e})\n", c.name, bf16 ? "bf16" : "f32", kSteps, out, state,
+                 allowed);
+      EXPECT_LE(state, allowed);
+      EXPECT_LE(out, allowed_out);
     }
   }
 }

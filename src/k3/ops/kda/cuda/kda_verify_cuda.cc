@@ -23,7 +23,7 @@ void check_window(const KdaWindow& w, const KdaCommit& commit, int64_t heads) {
 int kda_verify_split(int64_t pairs, int form, const DeviceInfo& device) {
   if (form >= 1) return 1 << (form - 1);
   int split = 1;
-  while (split < 8 && pairs * split < device.sm_count) split *= 2;
+  while (split < 4 && pairs * split * 2 <= device.sm_count) split *= 2;
   return split;
 }
 

@@ -21,7 +21,7 @@ namespace k3::ops::cuda {
 CudaStatus kda_verify_cuda(const KdaVerifyArgs& args, Stream stream);
 CudaStatus kda_commit_cuda(const KdaCommitArgs& args, Stream stream);
 
-// Over how many blocks of a cluster the rows of V are split; form: 0 automatic, else 1 2 3 4: 1 2 4 8.
+// Over how many blocks of a cluster the rows of V are split; form: 0 automatic, else 1 2 3: 1 2 4.
 int kda_verify_split(int64_t pairs, int form, const DeviceInfo& device);
 
 }  // namespace k3::ops::cuda

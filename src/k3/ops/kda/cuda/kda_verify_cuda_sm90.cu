@@ -29,7 +29,10 @@ __device__ __forceinline__ int commit_position(int p) {
 
 template <int kTokens>
 struct Shared {
-  float raw[3][3 + kTokens][kDim];  // conv inputs: the three before the window, then the window
+  float4 taps[3][kDim];
+  float before[3][3][kDim];                    // conv inputs before the window, by part
+  __nv_bfloat16 inputs[3][kTokens][kDim];      // and in it
+  __nv_bfloat16 z[kTokens][kDim];
   float kn[kTokens][kDim], qn[kTokens][kDim], v[kTokens][kDim], decay[kTokens][kDim];
   float keys[kTokens][kPad], queries[kTokens][kPad];  // times the decay from the window's start, by position
   float commit[kTokens][kPadCommit], boundary[kTokens][kPadCommit];
@@ -37,7 +40,7 @@ struct Shared {
   float key_key[kTokens][kTokens], key_query[kTokens][kTokens];  // [i][r]: token i seen by a later r; 0 elsewhere
   float beta[kTokens];
   float outputs[kTokens][kDim];
-  float sums[8][kTokens];
+  float sums[4][kTokens];
 };
 
 __device__ __forceinline__ float high_part(float x) { return __uint_as_float(__float_as_uint(x) & 0xFFFFE000U); }
@@ -111,10 +114,23 @@ struct Tile<__nv_bfloat16> {
   }
 };
 
-// x = decay * x + the rank-8n update of one block; u (split) is the left operand.
+// The commit's right operand of blocks 2k and 2k + 1, as a lane holds it.
+template <int kGroups>
+struct CommitOperand {
+  float x[kGroups][2][4];  // [tokens 8n + t, + 4][2 (j % 2) + sub]
+  __device__ __forceinline__ void load(const float* factors, int k, int g, int t) {
+#pragma unroll
+    for (int n = 0; n < kGroups; ++n) {
+      load4(factors + (8 * n + t) * kPadCommit + 32 * k + 4 * g, x[n][0]);
+      load4(factors + (8 * n + t + 4) * kPadCommit + 32 * k + 4 * g, x[n][1]);
+    }
+  }
+};
+
+// x = decay * x + the rank-8n update of block j; u (split) is the left operand.
 template <int kGroups>
 __device__ __forceinline__ void commit_block(float (&x)[2][4], const float (&u)[kGroups][4], const float (&u_low)[kGroups][4],
-                                             const float* factors, const float* decay, int j, int g, int t) {
+                                             const CommitOperand<kGroups>& b, const float* decay, int j, int t) {
   float e[4];
   load4(decay + 16 * j + 4 * t, e);
 #pragma unroll
@@ -122,8 +138,7 @@ __device__ __forceinline__ void commit_block(float (&x)[2][4], const float (&u)[
     float d[4] = {0, 0, 0, 0};
 #pragma unroll
     for (int n = 0; n < kGroups; ++n) {
-      const float* at = factors + (8 * n + t) * kPadCommit + 32 * (j / 2) + 4 * g + 2 * (j % 2) + sub;
-      mma_split(d, d, u[n], u_low[n], at[0], at[4 * kPadCommit]);
+      mma_split(d, d, u[n], u_low[n], b.x[n][0][2 * (j % 2) + sub], b.x[n][1][2 * (j % 2) + sub]);
     }
     x[0][2 * sub] = fmaf(e[2 * sub], x[0][2 * sub], d[0]);
     x[0][2 * sub + 1] = fmaf(e[2 * sub + 1], x[0][2 * sub + 1], d[1]);
@@ -147,14 +162,32 @@ __device__ __forceinline__ void commit_factors(const float (&kn)[kTokens], const
   total[p] = product;
 }
 
+// Sums over a warp of kCount values a lane (16 or 32): afterwards x[0] of lane l is the sum of value l / (32 / kCount).
+template <int kCount, int kBit = 16, int kSize>
+__device__ __forceinline__ void sum_transposed(float (&x)[kSize], int lane) {
+  if constexpr (kCount > 1) {
+    constexpr int kHalf = kCount / 2;
+    const bool upper = (lane & kBit) != 0;
+#pragma unroll
+    for (int i = 0; i < kHalf; ++i) {
+      const float sent = upper ? x[i] : x[i + kHalf];
+      x[i] = (upper ? x[i + kHalf] : x[i]) + __shfl_xor_sync(0xFFFFFFFFU, sent, kBit);
+    }
+    if constexpr (kBit > 1) sum_transposed<kHalf, kBit / 2>(x, lane);
+  } else {
+    x[0] += __shfl_xor_sync(0xFFFFFFFFU, x[0], kBit);
+    if constexpr (kBit > 1) sum_transposed<1, kBit / 2>(x, lane);
+  }
+}
+
 // Token i's key against keys and queries of itself and later tokens, decayed between; one warp.
 template <int kTokens>
 __device__ __forceinline__ void pair_dots(Shared<kTokens>& s, int i, int lane) {
-  float w[4];
+  float w[4], sums[2 * kTokens];  // [2r]: key . key of r; [2r + 1]: key . query
   load4(&s.kn[i][4 * lane], w);
-  float mine = 0;  // lane 2r: key . key of r, 2r + 1: key . query
 #pragma unroll
   for (int r = 0; r < kTokens; ++r) {
+    sums[2 * r] = sums[2 * r + 1] = 0;
     if (r < i) continue;
     float k[4], q[4], d[4];
     load4(&s.kn[r][4 * lane], k);
@@ -164,21 +197,21 @@ __device__ __forceinline__ void pair_dots(Shared<kTokens>& s, int i, int lane) {
 #pragma unroll
       for (int c = 0; c < 4; ++c) w[c] *= d[c];
     }
-    float a = w[0] * k[0], b = w[0] * q[0];
 #pragma unroll
-    for (int c = 1; c < 4; ++c) a = fmaf(w[c], k[c], a), b = fmaf(w[c], q[c], b);
-    // Both sums by six shuffles: lanes of the upper half take b.
-    const bool upper = lane >= 16;
-    float sum = upper ? b : a;
-    sum += __shfl_xor_sync(0xFFFFFFFFU, upper ? a : b, 16);
-#pragma unroll
-    for (int c = 8; c > 0; c >>= 1) sum += __shfl_xor_sync(0xFFFFFFFFU, sum, c);
-    if (lane % 16 == r) mine = sum;
+    for (int c = 0; c < 4; ++c) {
+      sums[2 * r] = fmaf(w[c], k[c], sums[2 * r]);
+      sums[2 * r + 1] = fmaf(w[c], q[c], sums[2 * r + 1]);
+    }
   }
-  const int r = lane % 16;
-  if (r < kTokens) {
-    if (lane < 16) s.key_key[i][r] = r > i ? mine : 0.0F;
-    if (lane >= 16) s.key_query[i][r] = r >= i ? mine : 0.0F;
+  sum_transposed<2 * kTokens>(sums, lane);
+  constexpr int kLanes = 32 / (2 * kTokens);
+  if (lane % kLanes == 0) {
+    const int r = lane / kLanes / 2;
+    if (lane / kLanes % 2 == 0) {
+      s.key_key[i][r] = r > i ? sums[0] : 0.0F;
+    } else {
+      s.key_query[i][r] = r >= i ? sums[0] : 0.0F;
+    }
   }
 }
 
@@ -214,40 +247,43 @@ __device__ __forceinline__ void export_conv(const KdaSlots& slots, const KdaWind
 
 // ---- the window's own parts ----
 
-// Rows of inputs of the window, and what is known of a token without them.
+// Asks for the window's rows, 8 bytes a lane.
 template <int kTokens>
-struct TokenLoads {
-  static constexpr int kPer = kTokens / kWarps;
-  float z[kPer][4], beta[kPer];
-};
-
-template <int kTokens>
-__device__ __forceinline__ void load_window(const KdaVerifyArgs& args, const Place& p, int row0, int count, Shared<kTokens>& s,
-                                            TokenLoads<kTokens>& loads) {
+__device__ __forceinline__ void ask_window(const KdaRows& rows, const Place& p, int row0, int count, Shared<kTokens>& s) {
   const int channel = p.head * kDim + 4 * p.lane;
-#pragma unroll
-  for (int n = 0; n < TokenLoads<kTokens>::kPer; ++n) {
-    const int token = p.warp + n * kWarps;
+  for (int token = p.warp; token < count; token += kWarps) {
     const int64_t row = row0 + token;
-    if (token >= count) continue;
-    load4(static_cast<const __nv_bfloat16*>(args.rows.z) + row * args.rows.z_stride + channel, loads.z[n]);
-    loads.beta[n] = load_bf16(args.rows.beta, row * args.rows.beta_stride + p.head);
 #pragma unroll
     for (int part = 0; part < 3; ++part) {
-      float x[4];
-      load4(static_cast<const __nv_bfloat16*>(args.rows.x[part]) + row * args.rows.x_stride[part] + channel, x);
-      store4(&s.raw[part][3 + token][4 * p.lane], x);
+      cp_async<8>(shared_address(&s.inputs[part][token][4 * p.lane]),
+                  static_cast<const __nv_bfloat16*>(rows.x[part]) + row * rows.x_stride[part] + channel);
+    }
+    cp_async<8>(shared_address(&s.z[token][4 * p.lane]), static_cast<const __nv_bfloat16*>(rows.z) + row * rows.z_stride + channel);
+    if (p.lane == 0) s.beta[token] = sigmoid(load_bf16(rows.beta, row * rows.beta_stride + p.head));
+  }
+  if (p.lane == 0) {
+    for (int token = p.warp; token < kTokens; token += kWarps) {
+      if (token >= count) s.beta[token] = 0;
     }
   }
 }
 
+// Input `at` of a part: the three before the window, then the window's.
 template <int kTokens>
-__device__ __forceinline__ void token_factors(const KdaVerifyArgs& args, const Place& p, int count, Shared<kTokens>& s,
-                                              const TokenLoads<kTokens>& loads) {
+__device__ __forceinline__ void input(const Shared<kTokens>& s, int part, int at, int lane, float (&x)[4]) {
+  if (at < 3) {
+    load4(&s.before[part][at][4 * lane], x);
+  } else {
+    load4(&s.inputs[part][at - 3][4 * lane], x);
+  }
+}
+
+template <int kTokens>
+__device__ __forceinline__ void token_factors(const KdaVerifyArgs& args, const Place& p, int count, Shared<kTokens>& s) {
   const KdaWeights& w = args.weights;
   const int channel = p.head * kDim + 4 * p.lane;
 #pragma unroll
-  for (int n = 0; n < TokenLoads<kTokens>::kPer; ++n) {
+  for (int n = 0; n < kTokens / kWarps; ++n) {
     const int token = p.warp + n * kWarps;
     if (token >= count) {  // beta 0, key 0, decay 1: it changes nothing
       const float zero[4] = {0, 0, 0, 0}, one[4] = {1, 1, 1, 1};
@@ -255,7 +291,6 @@ __device__ __forceinline__ void token_factors(const KdaVerifyArgs& args, const P
       store4(&s.qn[token][4 * p.lane], zero);
       store4(&s.v[token][4 * p.lane], zero);
       store4(&s.decay[token][4 * p.lane], one);
-      if (p.lane == 0) s.beta[token] = 0;
       continue;
     }
     float y[4];
@@ -263,11 +298,10 @@ __device__ __forceinline__ void token_factors(const KdaVerifyArgs& args, const P
     for (int part = 0; part < 3; ++part) {
       float x[4][4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) load4(&s.raw[part][token + i][4 * p.lane], x[i]);
+      for (int i = 0; i < 4; ++i) input<kTokens>(s, part, token + i, p.lane, x[i]);
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
-        const float4 taps = __ldg(reinterpret_cast<const float4*>(w.taps[part]) + channel + c);
-        y[c] = conv_silu(taps, x[0][c], x[1][c], x[2][c], x[3][c]);
+        y[c] = conv_silu(s.taps[part][4 * p.lane + c], x[0][c], x[1][c], x[2][c], x[3][c]);
       }
       if (part < 2) {
         const float scale = norm_scale(y, part == 0 ? kQueryScale : 1.0F);
@@ -279,10 +313,10 @@ __device__ __forceinline__ void token_factors(const KdaVerifyArgs& args, const P
     const float rate = expf(__ldg(w.a_log + p.head));
     float bias[4];
     load4(w.dt_bias + channel, bias);
+    load4(&s.z[token][4 * p.lane], y);
 #pragma unroll
-    for (int c = 0; c < 4; ++c) y[c] = decay_factor(loads.z[n][c] + bias[c], rate, w.lower_bound);
+    for (int c = 0; c < 4; ++c) y[c] = decay_factor(y[c] + bias[c], rate, w.lower_bound);
     store4(&s.decay[token][4 * p.lane], y);
-    if (p.lane == 0) s.beta[token] = sigmoid(loads.beta[n]);
   }
 }
 
@@ -350,11 +384,11 @@ __global__ void __launch_bounds__(kThreads, kTokens == 8 ? 2 : 1) kda_verify(con
   p.slot = args.slots.slots[p.request];
   int row0 = 0, count = 0;
   if (kWindow) {
-    if (early) pdl_wait();  // accepted counts and rows come from the kernels just before
     row0 = args.offsets[p.request];
     count = min(args.offsets[p.request + 1] - row0, kTokens);
   }
   if (p.slot < 0) {
+    if (early) pdl_wait();
     if (kWindow) {
       for (int i = tid; i < count * kRows; i += kThreads) {
         static_cast<__nv_bfloat16*>(args.rows.out)[(row0 + i / kRows) * args.rows.out_stride + p.head * kDim + p.first + i % kRows] =
@@ -377,10 +411,30 @@ __global__ void __launch_bounds__(kThreads, kTokens == 8 ? 2 : 1) kda_verify(con
   State* const tile = states + p.slot * args.slots.state_stride + tile_at;
   float* const factors = args.window.factors + p.slot * args.window.factors_stride +
                          static_cast<int64_t>(p.head) * args.window.max_tokens * 3 * kDim;
+  if constexpr (kWindow) {
+    for (int i = tid; i < 3 * kDim; i += kThreads) {
+      cp_async<16>(shared_address(&s.taps[i / kDim][i % kDim]),
+                   reinterpret_cast<const float4*>(args.weights.taps[i / kDim]) + p.head * kDim + i % kDim);
+    }
+    if (!early) ask_window<kTokens>(args.rows, p, row0, count, s);
+  }
+  const int column = tid - kThreads / 2;  // of the commit's factors
+  float kn[kTokens], decay[kTokens];
+  if (column >= 0) {
+#pragma unroll
+    for (int i = 0; i < kTokens; ++i) {
+      kn[i] = i < p.accepted ? factors[i * 3 * kDim + column] : 0.0F;
+      decay[i] = i < p.accepted ? factors[(i * 3 + 1) * kDim + column] : 1.0F;
+    }
+  }
+  for (int i = p.warp; i < 9; i += kWarps) {
+    float h[4];
+    load_history(args.slots, args.window, p, i / 3, i % 3, p.accepted, h);
+    store4(&s.before[i / 3][i % 3][4 * p.lane], h);
+  }
   Tile<State> x;
   float u[kGroups][4];
   if (tiled) {
-    x.load(tile, g, t);
 #pragma unroll
     for (int n = 0; n < kGroups; ++n) {
 #pragma unroll
@@ -389,28 +443,23 @@ __global__ void __launch_bounds__(kThreads, kTokens == 8 ? 2 : 1) kda_verify(con
         u[n][e] = token < p.accepted ? factors[(token * 3 + 2) * kDim + state_row + g + 8 * (e % 2)] : 0.0F;
       }
     }
+    x.load(tile, g, t);
   }
-  TokenLoads<kTokens> loads;
-  if constexpr (kWindow) load_window<kTokens>(args, p, row0, count, s, loads);
-  for (int i = p.warp; i < 9; i += kWarps) {
-    float h[4];
-    load_history(args.slots, args.window, p, i / 3, i % 3, p.accepted, h);
-    store4(&s.raw[i / 3][i % 3][4 * p.lane], h);
-  }
-  if (tid >= kThreads / 2) {
-    const int column = tid - kThreads / 2;
-    float kn[kTokens], decay[kTokens];
-#pragma unroll
-    for (int i = 0; i < kTokens; ++i) {
-      kn[i] = i < p.accepted ? factors[i * 3 * kDim + column] : 0.0F;
-      decay[i] = i < p.accepted ? factors[(i * 3 + 1) * kDim + column] : 1.0F;
+  if constexpr (kWindow) {
+    if (early) {
+      pdl_wait();
+      ask_window<kTokens>(args.rows, p, row0, count, s);
     }
+  }
+  if (column >= 0) {
     commit_factors<kTokens>(kn, decay, p.accepted, &s.commit[0][0], s.commit_decay, position<State>(column));
     if (p.export_slot >= 0) {
       commit_factors<kTokens>(kn, decay, p.boundary, &s.boundary[0][0], s.boundary_decay, position<State>(column));
     }
   }
   if (p.export_slot >= 0 && rank == 0) export_conv(args.slots, args.window, p);
+  cp_async_commit();
+  cp_async_wait<0>();
   if constexpr (kSplit > 1) {
     cluster_arrive();
     cluster_wait();
@@ -419,7 +468,7 @@ __global__ void __launch_bounds__(kThreads, kTokens == 8 ? 2 : 1) kda_verify(con
   }
 
   if constexpr (kWindow) {
-    token_factors<kTokens>(args, p, count, s, loads);
+    token_factors<kTokens>(args, p, count, s);
     __syncthreads();
     if (tid < kThreads / 2) {
       const int at = position<State>(tid);
@@ -447,23 +496,32 @@ __global__ void __launch_bounds__(kThreads, kTokens == 8 ? 2 : 1) kda_verify(con
         u[n][e] = high;
       }
     }
+    CommitOperand<kGroups> operand;
     float keys[kGroups][4] = {}, queries[kGroups][4] = {}, keys_rest[kGroups][4] = {}, queries_rest[kGroups][4] = {};
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
       float block[2][4];
-      x.get(j, block);
       if (p.export_slot >= 0) {
-        float y[2][4];
-        x.get(j, y);
-        commit_block<kGroups>(y, u, u_low, &s.boundary[0][0], s.boundary_decay, j, g, t);
-        Tile<State>::store(states + p.export_slot * args.slots.state_stride + tile_at, g, t, j, y);
+        CommitOperand<kGroups> b;
+        b.load(&s.boundary[0][0], j / 2, g, t);
+        x.get(j, block);
+        commit_block<kGroups>(block, u, u_low, b, s.boundary_decay, j, t);
+        Tile<State>::store(states + p.export_slot * args.slots.state_stride + tile_at, g, t, j, block);
       }
+      x.get(j, block);
       if (p.accepted > 0) {
-        commit_block<kGroups>(block, u, u_low, &s.commit[0][0], s.commit_decay, j, g, t);
+        if (j % 2 == 0) operand.load(&s.commit[0][0], j / 2, g, t);
+        commit_block<kGroups>(block, u, u_low, operand, s.commit_decay, j, t);
         Tile<State>::round(block);
         Tile<State>::store(tile, g, t, j, block);
       }
       if constexpr (kWindow) {
+        float k[kGroups][4], q[kGroups][4];
+#pragma unroll
+        for (int n = 0; n < kGroups; ++n) {
+          load4(&s.keys[8 * n + g][16 * j + 4 * t], k[n]);
+          load4(&s.queries[8 * n + g][16 * j + 4 * t], q[n]);
+        }
 #pragma unroll
         for (int sub = 0; sub < 2; ++sub) {
           float a[4], a_low[4];
@@ -475,10 +533,8 @@ __global__ void __launch_bounds__(kThreads, kTokens == 8 ? 2 : 1) kda_verify(con
           }
 #pragma unroll
           for (int n = 0; n < kGroups; ++n) {
-            const float2 k = *reinterpret_cast<const float2*>(&s.keys[8 * n + g][16 * j + 4 * t + 2 * sub]);
-            const float2 q = *reinterpret_cast<const float2*>(&s.queries[8 * n + g][16 * j + 4 * t + 2 * sub]);
-            mma_split(keys[n], keys_rest[n], a, a_low, k.x, k.y);
-            mma_split(queries[n], queries_rest[n], a, a_low, q.x, q.y);
+            mma_split(keys[n], keys_rest[n], a, a_low, k[n][2 * sub], k[n][2 * sub + 1]);
+            mma_split(queries[n], queries_rest[n], a, a_low, q[n][2 * sub], q[n][2 * sub + 1]);
           }
         }
       }
@@ -499,7 +555,7 @@ __global__ void __launch_bounds__(kThreads, kTokens == 8 ? 2 : 1) kda_verify(con
   if (rank == 0 && p.accepted > 0) {
     for (int i = p.warp; i < 9; i += kWarps) {
       float h[4];
-      load4(&s.raw[i / 3][i % 3][4 * p.lane], h);
+      load4(&s.before[i / 3][i % 3][4 * p.lane], h);
       store_conv(args.slots, p.slot * args.slots.conv_stride + i * width + channel, h);
     }
   }
@@ -513,10 +569,9 @@ __global__ void __launch_bounds__(kThreads, kTokens == 8 ? 2 : 1) kda_verify(con
         store4(factors + (token * 3 + 1) * kDim + 4 * p.lane, h);
 #pragma unroll
         for (int part = 0; part < 3; ++part) {
-          load4(&s.raw[part][3 + token][4 * p.lane], h);
-          store4(static_cast<__nv_bfloat16*>(args.window.inputs) + p.slot * args.window.inputs_stride + (token * 3 + part) * width +
-                     channel,
-                 h);
+          *reinterpret_cast<uint2*>(static_cast<__nv_bfloat16*>(args.window.inputs) + p.slot * args.window.inputs_stride +
+                                    (token * 3 + part) * width + channel) =
+              *reinterpret_cast<const uint2*>(&s.inputs[part][token][4 * p.lane]);
         }
       }
     }
@@ -584,8 +639,7 @@ int launch_split(const KdaVerifyArgs& args, int split, cudaStream_t stream) {
   switch (split) {
     case 1: return launch_one<State, kTokens, 1, kWindow>(args, stream);
     case 2: return launch_one<State, kTokens, 2, kWindow>(args, stream);
-    case 4: return launch_one<State, kTokens, 4, kWindow>(args, stream);
-    default: return launch_one<State, kTokens, 8, kWindow>(args, stream);
+    default: return launch_one<State, kTokens, 4, kWindow>(args, stream);
   }
 }
 

@@ -34,14 +34,13 @@ void verify_cases(Bench& bench) {
         if (pairs >= 400) line.must = 2.8 * pass_us / (line.bytes / bench.copy_gbps() * 1e-3), line.aim = line.must * 2.3 / 2.8;
         line.kernel = "kda_verify";
         std::vector<int> forms = {0};
-        if (accepted == 8 && pairs < 400) forms = {1, 2, 3, 4};
-        if (accepted == 8 && pairs >= 400 && pairs < 2000) forms = {1, 2};
-        for (const int form : forms) {
+        if (accepted == 8 && pairs < 400) forms = {1, 2, 3};
+                for (const int form : forms) {
           line.name = fmt::format("{} a={}{}", name, accepted, form == 0 ? "" : fmt::format(" split{}", 1 << (form - 1)));
           bench.run(line, [&](cudaStream_t stream, int i) {
             KdaVerifyArgs a{};
             a.weights = buffers.weights(), a.rows = buffers.rows(i), a.offsets = offset_array.data(), a.slots = buffers.slots(i);
-            a.window = buffers.window(), a.commit.accepted = accepted_array.data(), a.batch = batch, a.launch.form = form;
+            a.window = buffers.window(i), a.commit.accepted = accepted_array.data(), a.batch = batch, a.launch.form = form;
             gpu_check(kda_verify_cuda(a, stream).code, "kda_verify");
           });
         }
@@ -51,7 +50,7 @@ void verify_cases(Bench& bench) {
         line.name = fmt::format("{} a={}", name, accepted);
         bench.run(line, [&](cudaStream_t stream, int i) {
           KdaCommitArgs a{};
-          a.slots = buffers.slots(i), a.window = buffers.window(), a.commit.accepted = accepted_array.data(), a.batch = batch;
+          a.slots = buffers.slots(i), a.window = buffers.window(i), a.commit.accepted = accepted_array.data(), a.batch = batch;
           a.heads = heads;
           gpu_check(kda_commit_cuda(a, stream).code, "kda_commit");
         });
