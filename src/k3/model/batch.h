@@ -20,7 +20,7 @@ struct LayerCache {
   std::span<const ops::StateExport> exports;    // KDA layers: checkpoints to write inside the pass
   std::span<const ops::PagedKv> pages;          // MLA layers, [B]; on a GPU:
   ops::PagedTable table;
-  const ops::DeviceExport* device_exports = nullptr;  // on a GPU: `exports`, in device memory
+  ops::DeviceExports device_exports;  // on a GPU: `exports`, in device memory
 };
 
 struct Batch {

@@ -69,6 +69,9 @@ class ArenaPlan {
   // The two halves of an AttnRes site.
   Status res(ParamId norm, ParamId proj, int64_t layer, Tensor& query);
 
+  // MXFP4 codes stay as the file has them: a GPU's kernels have an order of their own.
+  void keep_stored_order() { stored_order_ = true; }
+
   int64_t used() const { return placer_.used(); }
   void start_placing(std::byte* base);
   const std::vector<ReadJob>& jobs() const { return jobs_; }
@@ -89,6 +92,7 @@ class ArenaPlan {
   const Checkpoint& checkpoint_;
   const Config& config_;
   Slack slack_;
+  bool stored_order_ = false;
   std::byte* base_ = nullptr;
   SlackPlacer placer_;
   std::vector<ReadJob> jobs_;

@@ -38,6 +38,7 @@ struct PagedTable {
   void* base = nullptr;
   DType dtype = DType::bf16;
   int64_t width = 0, page_tokens = 0, page_stride = 0, row_stride = 0;  // as in PagedKv
+  int64_t pages = 0;                                                    // of the pool
   const int32_t* tables = nullptr;  // [B, table_stride] page numbers, device memory
   int64_t table_stride = 0;
 };
@@ -69,6 +70,10 @@ struct StateExport {
 // The same as GPU kernels read it.
 struct DeviceExport {
   int32_t sequence = 0, tokens = 0, slot = 0;
+};
+struct DeviceExports {  // in device memory, as records and as columns
+  const DeviceExport* records = nullptr;
+  const int32_t *sequences = nullptr, *tokens = nullptr, *slots = nullptr;
 };
 
 }  // namespace k3::ops

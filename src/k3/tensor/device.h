@@ -78,6 +78,7 @@ Result<StreamHandle> make_stream();
 Result<EventHandle> make_event();
 Status record(const EventHandle& event, Stream stream);
 Status wait(Stream stream, const EventHandle& event);                              // the stream waits, not the caller
+Status wait_for(const EventHandle& event);                                         // the caller waits
 Result<double> seconds_between(const EventHandle& begin, const EventHandle& end);  // waits for end
 
 // What is launched on the stream between begin and end becomes a graph instead of running.

@@ -28,6 +28,22 @@ struct ExpertBank;
 
 namespace cuda {
 
+// The OpState of a Ctx (op_state.h), for layers that do not see CUDA.
+OpState* new_op_state();
+void delete_op_state(OpState* state);
+Status take_error(OpState* state);
+// Chooses the library's algorithm for a product of up to `tokens` rows by measuring; done before steps, never in one.
+Status prepare_product(OpState* state, const Weight& w, DType out, int64_t tokens, Stream stream);
+using OpStateHandle = DeviceHandle<OpState*, delete_op_state>;
+
+// An expert's three matrices, in device memory as a checkpoint stores them, to place `index` of a bank whose arrays have
+// expert_bank_bytes() bytes.
+struct ExpertBankBytes {
+  int64_t gate_up = 0, down = 0, factors = 0;
+};
+ExpertBankBytes expert_bank_bytes(const ops::ExpertBank& bank);
+Status pack_expert(const ops::ExpertBank& bank, int64_t index, const Weight& w1, const Weight& w2, const Weight& w3, Stream stream);
+
 void embedding(const Ctx& ctx, const Weight& table, const Tensor& out) noexcept;  // ids: Ctx::step
 void attn_res_site(const Ctx& ctx, const ops::AttnResSite& site) noexcept;
 void rms_norm(const Ctx& ctx, const Tensor& x, const Tensor& weight, float eps, const Tensor& out) noexcept;
@@ -38,7 +54,7 @@ void sigmoid_gate(const Ctx& ctx, const Tensor& gate, const Tensor& y) noexcept;
 void glu(const Ctx& ctx, const Tensor& gate, const Tensor& up, const ops::Glu& activation, const Tensor& out) noexcept;
 void linear_many(const Ctx& ctx, const Tensor& x, std::span<const ops::LinearPart> parts) noexcept;
 void kda_mix(const Ctx& ctx, const ops::KdaMixArgs& args, const StateSlots& state, std::span<const StateExport> exports,
-             const DeviceExport* device_exports) noexcept;
+             const DeviceExports& device_exports) noexcept;
 void latent_append(const Ctx& ctx, const Tensor& kv, const Tensor& norm_weight, float eps, const PagedTable& table) noexcept;
 void mla(const Ctx& ctx, const ops::MlaArgs& args) noexcept;
 void router(const Ctx& ctx, const Tensor& logits, const Tensor& bias, const ops::RouterOptions& options, const Tensor& ids,

@@ -18,19 +18,25 @@ namespace {
 [[noreturn]] void never() { check_failed(__FILE__, __LINE__, "no CUDA", "an op on a GPU in a program built without CUDA"); }
 }  // namespace
 
+OpState* new_op_state() { never(); }
+void delete_op_state(OpState*) {}
+Status take_error(OpState*) { never(); }
+Status prepare_product(OpState*, const Weight&, DType, int64_t, Stream) { never(); }
+ExpertBankBytes expert_bank_bytes(const ops::ExpertBank&) { never(); }
+Status pack_expert(const ops::ExpertBank&, int64_t, const Weight&, const Weight&, const Weight&, Stream) { never(); }
 void embedding(const Ctx&, const Weight&, const Tensor&) noexcept { never(); }
-void attn_res_site(const Ctx&, const AttnResSite&) noexcept { never(); }
+void attn_res_site(const Ctx&, const ops::AttnResSite&) noexcept { never(); }
 void rms_norm(const Ctx&, const Tensor&, const Tensor&, float, const Tensor&) noexcept { never(); }
 void add(const Ctx&, const Tensor&, const Tensor&) noexcept { never(); }
 void copy(const Ctx&, const Tensor&, const Tensor&) noexcept { never(); }
 void gather_rows(const Ctx&, const Tensor&, std::span<const int64_t>, const Tensor&) noexcept { never(); }
 void sigmoid_gate(const Ctx&, const Tensor&, const Tensor&) noexcept { never(); }
-void glu(const Ctx&, const Tensor&, const Tensor&, const Glu&, const Tensor&) noexcept { never(); }
-void linear_many(const Ctx&, const Tensor&, std::span<const LinearPart>) noexcept { never(); }
-void kda_mix(const Ctx&, const KdaMixArgs&, const StateSlots&, std::span<const StateExport>, const DeviceExport*) noexcept { never(); }
+void glu(const Ctx&, const Tensor&, const Tensor&, const ops::Glu&, const Tensor&) noexcept { never(); }
+void linear_many(const Ctx&, const Tensor&, std::span<const ops::LinearPart>) noexcept { never(); }
+void kda_mix(const Ctx&, const ops::KdaMixArgs&, const StateSlots&, std::span<const StateExport>, const DeviceExports&) noexcept { never(); }
 void latent_append(const Ctx&, const Tensor&, const Tensor&, float, const PagedTable&) noexcept { never(); }
-void mla(const Ctx&, const MlaArgs&) noexcept { never(); }
-void router(const Ctx&, const Tensor&, const Tensor&, const RouterOptions&, const Tensor&, const Tensor&) noexcept { never(); }
-void moe(const Ctx&, const Tensor&, const Tensor&, const Tensor&, const ExpertBank&, const Glu&, const Tensor&) noexcept { never(); }
+void mla(const Ctx&, const ops::MlaArgs&) noexcept { never(); }
+void router(const Ctx&, const Tensor&, const Tensor&, const ops::RouterOptions&, const Tensor&, const Tensor&) noexcept { never(); }
+void moe(const Ctx&, const Tensor&, const Tensor&, const Tensor&, const ops::ExpertBank&, const ops::Glu&, const Tensor&) noexcept { never(); }
 
 }  // namespace k3::ops::cuda

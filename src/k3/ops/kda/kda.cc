@@ -239,7 +239,7 @@ void kda_mix(const Ctx& ctx, const KdaMixArgs& args) noexcept {
 }
 
 void kda_mix(const Ctx& ctx, KdaMixArgs args, const StateSlots& state, std::span<const StateExport> exports,
-             const DeviceExport* device_exports) noexcept {
+             const DeviceExports& device_exports) noexcept {
   if (ctx.device.is_cuda()) return cuda::kda_mix(ctx, args, state, exports, device_exports);
   const Tensor& taps = *args.taps[0];
   const int64_t tail_bytes = (taps.dim(1) - 1) * taps.dim(0) * dtype_bytes(state.conv_dtype);

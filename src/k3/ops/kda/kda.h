@@ -78,7 +78,7 @@ void kda_mix(const Ctx& ctx, const KdaMixArgs& args) noexcept;
 // The same for sequences whose states and tails lie in slots: fills states, tails and exports of `args` from them. On a GPU:
 // q, k, v, z, gate and y BF16, b FP32 or BF16, rows may be strided; `device_exports` are `exports` in device memory.
 void kda_mix(const Ctx& ctx, KdaMixArgs args, const StateSlots& state, std::span<const StateExport> exports,
-             const DeviceExport* device_exports = nullptr) noexcept;
+             const DeviceExports& device_exports = {}) noexcept;
 
 // Log decay alone, g [T, H, D] (also used by tests): exposed because it is the classic trap.
 void kda_decay_ref(const Tensor& z, const Tensor& a_log, const Tensor& dt_bias, std::optional<float> lower_bound,

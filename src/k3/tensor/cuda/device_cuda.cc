@@ -97,6 +97,8 @@ Result<EventHandle> make_event() {
 Status record(const EventHandle& event, Stream stream) { return status_of(cudaEventRecord(event.get(), stream), "event"); }
 Status wait(Stream stream, const EventHandle& event) { return status_of(cudaStreamWaitEvent(stream, event.get(), 0), "event"); }
 
+Status wait_for(const EventHandle& event) { return status_of(cudaEventSynchronize(event.get()), "event"); }
+
 Result<double> seconds_between(const EventHandle& begin, const EventHandle& end) {
   K3_TRY(status_of(cudaEventSynchronize(end.get()), "event"));
   float ms = 0;

@@ -27,6 +27,7 @@ Result<StreamHandle> make_stream() { return without(); }
 Result<EventHandle> make_event() { return without(); }
 Status record(const EventHandle&, Stream) { return without(); }
 Status wait(Stream, const EventHandle&) { return without(); }
+Status wait_for(const EventHandle&) { return without(); }
 Result<double> seconds_between(const EventHandle&, const EventHandle&) { return without(); }
 Status begin_capture(Stream) { return without(); }
 Result<GraphHandle> end_capture(Stream) { return without(); }

@@ -1,6 +1,7 @@
 #include "k3/ops/cuda/dispatch.h"
 #include "k3/ops/cuda/op_state.h"
 #include "k3/ops/moe/cuda/moe_stream_cuda.h"
+#include "k3/ops/moe/cuda/moe_stream_pack.h"
 #include "k3/ops/moe/moe.h"
 #include "k3/ops/router/cuda/router_cuda.h"
 #include "k3/ops/router/router.h"
@@ -24,9 +25,36 @@ void router(const Ctx& ctx, const Tensor& logits, const Tensor& bias, const ops:
 
 namespace {
 
+MoeWeights kind_of(const ops::ExpertBank& bank) { return bank.scheme == Scheme::mxfp4 ? MoeWeights::mxfp4 : MoeWeights::bf16; }
+
+int64_t gate_up_bytes(const ops::ExpertBank& bank) { return moe_packed_bytes(kind_of(bank), 2 * bank.hidden, bank.width); }
+int64_t down_bytes(const ops::ExpertBank& bank) { return moe_packed_bytes(kind_of(bank), bank.width, bank.hidden); }
+
 constexpr int64_t kStreamTokens = 256;  // of one pass of the streaming kernels; more tokens take several
 
 }  // namespace
+
+ExpertBankBytes expert_bank_bytes(const ops::ExpertBank& bank) {
+  return {bank.experts * gate_up_bytes(bank), bank.experts * down_bytes(bank), bank.experts * 16};
+}
+
+Status pack_expert(const ops::ExpertBank& bank, int64_t index, const Weight& w1, const Weight& w2, const Weight& w3, Stream stream) {
+  const auto at = [](const void* base, int64_t bytes) { return const_cast<std::byte*>(static_cast<const std::byte*>(base)) + bytes; };
+  MoePack p;
+  p.kind = kind_of(bank);
+  p.width = static_cast<int>(bank.width);
+  p.hidden = static_cast<int>(bank.hidden);
+  p.w1 = w1.data;
+  p.w2 = w2.data;
+  p.w3 = w3.data;
+  p.s1 = w1.scales;
+  p.s2 = w2.scales;
+  p.s3 = w3.scales;
+  p.w13_packed = at(bank.gate_up, index * gate_up_bytes(bank));
+  p.w2_packed = at(bank.down, index * down_bytes(bank));
+  p.factors = reinterpret_cast<float*>(at(bank.factors, index * 16));
+  return to_status(moe_pack_cuda(p, stream), "packing an expert");
+}
 
 void moe(const Ctx& ctx, const Tensor& z, const Tensor& ids, const Tensor& weights, const ops::ExpertBank& bank,
          const ops::Glu& activation, const Tensor& out) noexcept {
@@ -36,7 +64,7 @@ void moe(const Ctx& ctx, const Tensor& z, const Tensor& ids, const Tensor& weigh
     const Workspace::Scope scope(*ctx.workspace);
     const int64_t end = std::min(z.dim(0), begin + kStreamTokens), tokens = end - begin;
     MoeStreamCuda s;
-    s.weights = {.kind = bank.scheme == Scheme::mxfp4 ? MoeWeights::mxfp4 : MoeWeights::bf16,
+    s.weights = {.kind = kind_of(bank),
                  .experts = static_cast<int>(bank.experts),
                  .width = static_cast<int>(bank.width),
                  .hidden = static_cast<int>(bank.hidden),

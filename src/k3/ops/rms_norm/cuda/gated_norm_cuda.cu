@@ -1,0 +1,36 @@
+#include "k3/ops/cuda/launch.cuh"
+#include "k3/ops/cuda/ptx.cuh"
+#include "k3/ops/rms_norm/cuda/gated_norm_args.h"
+
+namespace k3::ops::cuda {
+namespace {
+
+constexpr int kWarps = 8;
+
+// One warp a (token, head): four neighbours a lane.
+__global__ void __launch_bounds__(32 * kWarps) gated_norm(GatedNorm a) {
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
+  if (row >= a.tokens * a.heads) return;
+  const int64_t token = row / a.heads, column = row % a.heads * 128 + threadIdx.x % 32 * 4;
+  const uint2 x = *reinterpret_cast<const uint2*>(static_cast<const __nv_bfloat16*>(a.x) + token * a.x_stride + column);
+  const uint2 g = *reinterpret_cast<const uint2*>(static_cast<const __nv_bfloat16*>(a.gate) + token * a.gate_stride + column);
+  const float4 w = *reinterpret_cast<const float4*>(a.weight + threadIdx.x % 32 * 4);
+  const float v[4] = {low_bf16(x.x), high_bf16(x.x), low_bf16(x.y), high_bf16(x.y)};
+  const float r = rsqrtf(warp_sum(v[0] * v[0] + v[1] * v[1] + v[2] * v[2] + v[3] * v[3]) / 128 + a.eps);
+  const auto gated = [&](float value, float weight, float gate) { return value * r * weight / (1 + __expf(-gate)); };
+  uint2 out;
+  out.x = pack_bf16(gated(v[0], w.x, low_bf16(g.x)), gated(v[1], w.y, high_bf16(g.x)));
+  out.y = pack_bf16(gated(v[2], w.z, low_bf16(g.y)), gated(v[3], w.w, high_bf16(g.y)));
+  *reinterpret_cast<uint2*>(static_cast<__nv_bfloat16*>(a.out) + token * a.out_stride + column) = out;
+}
+
+}  // namespace
+
+int gated_norm_launch(const GatedNorm& args, void* stream) {
+  const int64_t rows = args.tokens * args.heads;
+  if (rows == 0) return 0;
+  gated_norm<<<static_cast<unsigned>((rows + kWarps - 1) / kWarps), 32 * kWarps, 0, static_cast<cudaStream_t>(stream)>>>(args);
+  return launch_code();
+}
+
+}  // namespace k3::ops::cuda
