@@ -6,6 +6,7 @@
 #include "k3/base/file.h"
 #include "k3/base/memory.h"
 #include "k3/base/units.h"
+#include "k3/model/gpu/gpu_weights.h"
 #include "k3/model/summary.h"
 
 namespace k3 {
@@ -49,6 +50,14 @@ Result<Model> Model::load(const std::string& path, ThreadPool& pool, const LoadO
   K3_TRY_ASSIGN(Checkpoint checkpoint, Checkpoint::open(model.folder_));
   resolve_by_tensors(checkpoint, model.config_);
   K3_TRY(check_sizes(model.config_));
+  if (options.device.is_cuda()) {
+    if (options.ram_bytes || options.ram_auto) {
+      return fail(Code::unsupported, "a memory plan (--ram) is for --device cpu; on a GPU the whole model must fit its memory");
+    }
+    model.device_ = options.device;
+    K3_TRY_ASSIGN(model.weights_, load_weights_on(options.device, checkpoint, model.config_, pool, options.progress).with_context(model.folder_));
+    return model;
+  }
   const bool asked = options.ram_bytes || options.ram_auto;
   if (asked || text_weight_bytes(model.config_) > available_memory_bytes()) {
     K3_TRY_ASSIGN(ExpertTable experts, ExpertTable::build(checkpoint, model.config_).with_context(model.folder_));
@@ -100,9 +109,10 @@ Result<Runner> Runner::create(const Model& model, ThreadPool& pool, const Runner
     return fail(Code::exhausted, "the memory plan has room for {} sequences of {} tokens, not for {} of {}", plan->sequences,
                 plan->ctx_tokens, options.sequences, options.ctx_tokens);
   }
-  K3_TRY_ASSIGN(Stepper stepper, Stepper::create(model, pool, options));
-  K3_TRY_ASSIGN(SequencePool cache,
-                SequencePool::create(model.config(), options.policy, options.sequences, options.ctx_tokens, options.dtypes));
+  const StepLimits limits{.tokens = options.chunk_tokens, .sequences = options.sequences, .ctx_tokens = options.ctx_tokens};
+  K3_TRY_ASSIGN(Stepper stepper, Stepper::create(model, pool, options, limits));
+  K3_TRY_ASSIGN(SequencePool cache, SequencePool::create(model.config(), options.policy, options.sequences, options.ctx_tokens,
+                                                         options.dtypes, model.device()));
   return Runner(std::move(stepper), options, std::move(cache));
 }
 

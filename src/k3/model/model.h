@@ -30,6 +30,7 @@
 namespace k3 {
 
 struct LoadOptions {
+  Device device;  // where weights, caches and computing are
   // Most memory of model, runner and program: absent: everything in memory if it fits, else as much as there is.
   std::optional<int64_t> ram_bytes;
   bool ram_auto = false;  // what the system and its control groups have left
@@ -52,10 +53,12 @@ class Model {
   const std::optional<MemoryPlan>& plan() const { return plan_; }
   std::optional<StreamStats> stream_stats() const;  // of a model that reads from disk
   Status save_expert_stats() const;                 // to StreamOptions::expert_stats, if that was given
+  Device device() const { return device_; }
   const std::string& folder() const { return folder_; }
   Status check_ids(std::span<const int32_t> ids) const;
 
  private:
+  Device device_;
   Config config_;
   WeightSet weights_;
   std::optional<MemoryPlan> plan_;

@@ -22,28 +22,6 @@ Status run_job(const Checkpoint& checkpoint, const ReadJob& job) {
   return finish_job(checkpoint, job, stored.data());
 }
 
-// Reads in parallel; `done` is reported from the calling thread's share only, which is enough for a bar.
-Status run_jobs(const Checkpoint& checkpoint, const std::vector<ReadJob>& jobs, ThreadPool& pool, std::atomic<int64_t>& done,
-                int64_t total, const LoadProgress& progress) {
-  std::atomic<size_t> next{0};
-  std::mutex mutex;
-  Status first_error;
-  std::atomic<bool> failed{false};
-  pool.run([&](int worker) {
-    for (size_t i = next++; i < jobs.size() && !failed; i = next++) {
-      Status status = run_job(checkpoint, jobs[i]);
-      if (!status.ok()) {
-        const std::lock_guard lock(mutex);
-        if (!failed.exchange(true)) first_error = std::move(status);
-        return;
-      }
-      done += jobs[i].info.size_bytes;
-      if (worker == 0 && progress) progress(done, total);
-    }
-  });
-  return first_error;
-}
-
 // Sizes, allocates, places and reads one arena.
 template <class Wire>
 Status load_arena(const Checkpoint& checkpoint, const Config& config, ThreadPool& pool, std::atomic<int64_t>& done,
@@ -76,6 +54,27 @@ Status wire_globals(ArenaPlan& plan, const Config& config, WeightSet& set) {
 }
 
 }  // namespace
+
+Status run_jobs(const Checkpoint& checkpoint, const std::vector<ReadJob>& jobs, ThreadPool& pool, std::atomic<int64_t>& done,
+                int64_t total, const LoadProgress& progress) {
+  std::atomic<size_t> next{0};
+  std::mutex mutex;
+  Status first_error;
+  std::atomic<bool> failed{false};
+  pool.run([&](int worker) {
+    for (size_t i = next++; i < jobs.size() && !failed; i = next++) {
+      Status status = run_job(checkpoint, jobs[i]);
+      if (!status.ok()) {
+        const std::lock_guard lock(mutex);
+        if (!failed.exchange(true)) first_error = std::move(status);
+        return;
+      }
+      done += jobs[i].info.size_bytes;
+      if (worker == 0 && progress) progress(done, total);
+    }
+  });
+  return first_error;
+}
 
 // Any matrix in 8 bits: a config may say that there are some, and all be BF16.
 static bool stores_int8(const Checkpoint& checkpoint, const Config& config) {

@@ -138,7 +138,7 @@ Status ArenaPlan::packed(const std::string& name, const std::vector<int64_t>& di
   std::byte* scales_at = place_read(scales, SlackPlacer::Align::file);
   out.data = at;
   out.scales = reinterpret_cast<const uint8_t*>(scales_at);
-  jobs_.push_back({name + "_packed", codes, at, nullptr, false, false, true});
+  jobs_.push_back({name + "_packed", codes, at, nullptr, false, false, !stored_order_});
   jobs_.push_back({name + "_scale", scales, scales_at, nullptr, false, true, false});
   return {};
 }

@@ -2,6 +2,7 @@
 // once they are there. Used for layers that stay in memory and for those that are read every step.
 #pragma once
 
+#include <atomic>
 #include <string>
 #include <utility>
 #include <vector>
@@ -99,6 +100,10 @@ class ArenaPlan {
   std::vector<Fold> folds_;
   std::vector<std::pair<std::string, Tensor>> a_logs_;
 };
+
+// Reads in parallel what a plan has placed; `done` goes up by the bytes read, the calling thread's share reports progress.
+Status run_jobs(const Checkpoint& checkpoint, const std::vector<ReadJob>& jobs, ThreadPool& pool, std::atomic<int64_t>& done,
+                int64_t total, const LoadProgress& progress);
 
 Status wire_trunk(ArenaPlan& plan, const Config& c, int64_t l, LayerWeights& w);  // everything but routed experts
 Status wire_expert(ArenaPlan& plan, int64_t l, int64_t e, ops::ExpertWeights& w);

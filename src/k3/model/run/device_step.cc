@@ -1,6 +1,7 @@
 #include "k3/model/run/device_step.h"
 
 #include <algorithm>
+#include <limits>
 
 namespace k3 {
 namespace {
@@ -110,6 +111,7 @@ Status DeviceStepBuffers::stage_pages(const LayerCache& from, LayerCache& to) {
   to.table.page_tokens = first.page_tokens;
   to.table.page_stride = first.page_stride;
   to.table.row_stride = first.row_stride;
+  to.table.pages = std::numeric_limits<int32_t>::max();  // entries are the cache's invariant
   to.table.table_stride = limits_.table_pages;
   const auto known = std::find_if(tables_.begin(), tables_.end(), [&](const Staged& t) { return t.from == first.block_table; });
   if (known != tables_.end()) {

@@ -2,11 +2,14 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "k3/base/units.h"
 
 namespace k3 {
 namespace {
+
+constexpr int64_t kDevicePage = 64;  // tokens, what the GPU kernels like
 
 int64_t state_elements(const Config& c) { return c.kda_num_heads * c.kda_head_dim * c.kda_head_dim; }
 int64_t conv_elements(const Config& c) { return 3 * (c.short_conv_kernel_size - 1) * c.kda_width(); }
@@ -25,15 +28,18 @@ Result<int64_t> latent_bytes(const Config& c, int64_t sequences, int64_t ctx_tok
 }  // namespace
 
 Result<SequencePool> SequencePool::create(const Config& config, ops::Policy policy, int64_t sequences, int64_t ctx_tokens,
-                                          const SequenceDtypes& dtypes) {
+                                          const SequenceDtypes& dtypes, Device device) {
   SequencePool pool;
+  pool.device_ = device;
   pool.config_ = config;
   pool.conv_dtype_ = policy == ops::Policy::exact ? DType::f32 : DType::bf16;
   pool.latent_dtype_ = dtypes.latent.value_or(pool.conv_dtype_);
   pool.state_dtype_ = dtypes.state.value_or(DType::f32);
-  pool.ctx_tokens_ = ctx_tokens;
+  pool.ctx_tokens_ = device.is_cuda() ? (ctx_tokens + kDevicePage - 1) / kDevicePage * kDevicePage : ctx_tokens;
+  ctx_tokens = pool.ctx_tokens_;
   pool.lengths_.assign(static_cast<size_t>(sequences), 0);
-  pool.identity_ = {0};
+  pool.page_numbers_.resize(static_cast<size_t>(sequences * pool.pages_of_sequence()));
+  std::iota(pool.page_numbers_.begin(), pool.page_numbers_.end(), 0);
   const auto layers = static_cast<size_t>(config.num_hidden_layers);
   pool.layers_.resize(layers);
   pool.views_.resize(layers);
@@ -41,11 +47,11 @@ Result<SequencePool> SequencePool::create(const Config& config, ops::Policy poli
   for (size_t l = 0; l < layers; ++l) {
     Layer& layer = pool.layers_[l];
     if (config.is_kda(static_cast<int64_t>(l))) {
-      K3_TRY_ASSIGN(layer.recurrent, Storage::allocate(sequences * state_elements(config) * dtype_bytes(pool.state_dtype_)));
-      K3_TRY_ASSIGN(layer.conv, Storage::allocate(sequences * conv_elements(config) * dtype_bytes(pool.conv_dtype_)));
+      K3_TRY_ASSIGN(layer.recurrent, Storage::allocate_on(device, sequences * state_elements(config) * dtype_bytes(pool.state_dtype_)));
+      K3_TRY_ASSIGN(layer.conv, Storage::allocate_on(device, sequences * conv_elements(config) * dtype_bytes(pool.conv_dtype_)));
     } else {
       K3_TRY_ASSIGN(const int64_t bytes, latent_bytes(config, sequences, ctx_tokens, dtype_bytes(pool.latent_dtype_)));
-      K3_TRY_ASSIGN(layer.latents, Storage::reserve(bytes));
+      K3_TRY_ASSIGN(layer.latents, device.is_cuda() ? Storage::allocate_on(device, bytes) : Storage::reserve(bytes));
     }
   }
   return pool;
@@ -56,10 +62,21 @@ void SequencePool::reset(int32_t sequence) {
   for (Layer& layer : layers_) {
     for (Storage* storage : {&layer.recurrent, &layer.conv}) {
       const int64_t bytes = storage->size_bytes() / sequences();
-      if (bytes > 0) std::memset(storage->data() + sequence * bytes, 0, static_cast<size_t>(bytes));
+      if (bytes > 0) clear(storage->data() + sequence * bytes, bytes);
     }
   }
 }
+
+void SequencePool::clear(std::byte* at, int64_t bytes) const {
+  if (!device_.is_cuda()) {
+    std::memset(at, 0, static_cast<size_t>(bytes));
+    return;
+  }
+  // A device that is lost says so at the next step.
+  if (fill_async(at, 0, bytes, nullptr).ok()) (void)synchronize(nullptr);
+}
+
+int64_t SequencePool::pages_of_sequence() const { return device_.is_cuda() ? ctx_tokens_ / kDevicePage : 1; }
 
 std::vector<std::span<std::byte>> SequencePool::parts(int32_t sequence, int64_t tokens) const {
   std::vector<std::span<std::byte>> out;
@@ -76,13 +93,31 @@ std::vector<std::span<std::byte>> SequencePool::parts(int32_t sequence, int64_t 
 }
 
 Status SequencePool::save(int32_t sequence, const std::function<Status(std::span<const std::byte>)>& write) const {
-  for (const std::span<std::byte> part : parts(sequence, length(sequence))) K3_TRY(write(part));
+  for (const std::span<std::byte> part : parts(sequence, length(sequence))) {
+    if (!device_.is_cuda()) {
+      K3_TRY(write(part));
+      continue;
+    }
+    std::vector<std::byte> host(part.size());
+    K3_TRY(copy_async(host.data(), part.data(), static_cast<int64_t>(part.size()), nullptr));
+    K3_TRY(synchronize(nullptr));
+    K3_TRY(write(host));
+  }
   return {};
 }
 
 Status SequencePool::restore(int32_t sequence, int64_t tokens, const std::function<Status(std::span<std::byte>)>& read) {
   K3_CHECK(tokens >= 0 && tokens <= ctx_tokens_, "{} tokens", tokens);
-  for (const std::span<std::byte> part : parts(sequence, tokens)) K3_TRY(read(part));
+  for (const std::span<std::byte> part : parts(sequence, tokens)) {
+    if (!device_.is_cuda()) {
+      K3_TRY(read(part));
+      continue;
+    }
+    std::vector<std::byte> host(part.size());
+    K3_TRY(read(host));
+    K3_TRY(copy_async(part.data(), host.data(), static_cast<int64_t>(part.size()), nullptr));
+    K3_TRY(synchronize(nullptr));
+  }
   lengths_[static_cast<size_t>(sequence)] = tokens;
   return {};
 }
@@ -102,13 +137,13 @@ std::span<const LayerCache> SequencePool::views(std::span<const int32_t> sequenc
                     slots_.data()};
       continue;
     }
-    // One page per sequence that is as long as the context: the contiguous case of the paged view.
+    // Pages that lie behind each other: one as long as the context, on a GPU of the size its kernels want.
     std::vector<ops::PagedKv>& pages = pages_[l];
     pages.resize(sequences.size());
-    const int64_t width = latent_width(config_);
+    const int64_t width = latent_width(config_), page_tokens = ctx_tokens_ / pages_of_sequence();
     for (size_t s = 0; s < sequences.size(); ++s) {
-      std::byte* base = layer.latents.data() + sequences[s] * ctx_tokens_ * width * dtype_bytes(latent_dtype_);
-      pages[s] = {base, latent_dtype_, width, ctx_tokens_, ctx_tokens_ * width, width, identity_.data()};
+      pages[s] = {layer.latents.data(), latent_dtype_, width, page_tokens, page_tokens * width, width,
+                  page_numbers_.data() + sequences[s] * pages_of_sequence()};
     }
     view.pages = pages;
   }

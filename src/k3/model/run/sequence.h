@@ -29,7 +29,7 @@ struct SequenceDtypes {
 class SequencePool {
  public:
   static Result<SequencePool> create(const Config& config, ops::Policy policy, int64_t sequences, int64_t ctx_tokens,
-                                     const SequenceDtypes& dtypes = {});
+                                     const SequenceDtypes& dtypes = {}, Device device = {});
 
   int64_t ctx_tokens() const { return ctx_tokens_; }
   int64_t sequences() const { return static_cast<int64_t>(lengths_.size()); }
@@ -52,12 +52,16 @@ class SequencePool {
   // What belongs to a sequence of so many tokens, layer by layer.
   std::vector<std::span<std::byte>> parts(int32_t sequence, int64_t tokens) const;
 
+  int64_t pages_of_sequence() const;
+  void clear(std::byte* at, int64_t bytes) const;
+
+  Device device_;
   Config config_;
   DType state_dtype_ = DType::f32, conv_dtype_ = DType::f32, latent_dtype_ = DType::f32;
   int64_t ctx_tokens_ = 0;
   std::vector<Layer> layers_;
   std::vector<int64_t> lengths_;
-  std::vector<int32_t> slots_, identity_;
+  std::vector<int32_t> slots_, page_numbers_;  // every sequence has its own pages, in order
   std::vector<LayerCache> views_;
   std::vector<std::vector<ops::PagedKv>> pages_;
 };

@@ -25,7 +25,9 @@ void FlatStep::add(std::span<const int32_t> ids, int64_t history_tokens, WantLog
   for (int64_t t = first; t < end; ++t) rows.push_back(t);
 }
 
-Result<Stepper> Stepper::create(const Model& model, ThreadPool& pool, const ComputeMode& mode) {
+Stepper::Stepper(const Model& model) : model_(&model), workspace_(std::make_unique<Workspace>(model.device())) {}
+
+Result<Stepper> Stepper::create(const Model& model, ThreadPool& pool, const ComputeMode& mode, const StepLimits& limits) {
   if (mode.isa > ops::detect_isa()) {
     return fail(Code::unsupported, "this processor has no {}; the best it has is {}", ops::isa_name(mode.isa),
                 ops::isa_name(ops::detect_isa()));
@@ -37,6 +39,15 @@ Result<Stepper> Stepper::create(const Model& model, ThreadPool& pool, const Comp
   stepper.ctx_.policy = mode.policy;
   stepper.ctx_.deterministic = mode.deterministic;
   stepper.ctx_.int8_activations = mode.int8_activations;
+  stepper.ctx_.device = model.device();
+  if (model.device().is_cuda()) {
+    if (mode.policy == ops::Policy::exact) {
+      return fail(Code::unsupported, "policy exact is FP32 throughout and runs on the CPU alone; use --policy bf16 or --device cpu");
+    }
+    K3_TRY_ASSIGN(stepper.gpu_, make_gpu(model, limits));
+    stepper.ctx_.stream = stepper.gpu_->stream.get();
+    stepper.ctx_.gpu = stepper.gpu_->ops.get();
+  }
   // What the plan promised is taken now: a step of a planned size cannot run out of memory.
   if (const std::optional<MemoryPlan>& plan = model.plan()) {
     stepper.logits_.reserve(static_cast<size_t>(plan->logits_bytes / 4));
@@ -62,6 +73,7 @@ Status Stepper::check_size(const FlatStep& step) const {
 }
 
 Result<Tensor> Stepper::run(const Batch& batch) {
+  if (gpu_ != nullptr) return run_on_gpu(batch);
   const auto rows = static_cast<int64_t>(batch.logit_rows.size());
   const int64_t vocab = model_->config().vocab_size;
   logits_.resize(static_cast<size_t>(rows * vocab));

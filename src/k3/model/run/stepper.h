@@ -8,16 +8,24 @@
 // Source:   model.md 3.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <vector>
 
 #include "k3/model/forward.h"
+#include "k3/model/run/device_step.h"
 #include "k3/model/stream/memory_plan.h"
 #include "k3/ops/ctx.h"
+#include "k3/ops/cuda/dispatch.h"
 
 namespace k3 {
 
 class Model;
+
+// Most of one step on a GPU, where arrays for it are made beforehand.
+struct StepLimits {
+  int64_t tokens = 512, sequences = 1, ctx_tokens = 8192, page_tokens = 64, exports = 0, slot_groups = 1;
+};
 
 struct ComputeMode {
   ops::Policy policy = ops::Policy::bf16;
@@ -40,11 +48,11 @@ struct FlatStep {
 
 class Stepper {
  public:
-  static Result<Stepper> create(const Model& model, ThreadPool& pool, const ComputeMode& mode);
+  static Result<Stepper> create(const Model& model, ThreadPool& pool, const ComputeMode& mode, const StepLimits& limits = {});
 
   // Against the memory plan; call before caches are touched.
   Status check_size(const FlatStep& step) const;
-  // Logits of batch.logit_rows, valid until the next call.
+  // Logits of batch.logit_rows, in host memory, valid until the next call.
   Result<Tensor> run(const Batch& batch);
 
   int64_t most_tokens() const;  // of one step: the plan's chunk; a very large number without a plan
@@ -53,10 +61,24 @@ class Stepper {
   ops::Ctx& ctx() { return ctx_; }
 
  private:
-  explicit Stepper(const Model& model) : model_(&model), workspace_(std::make_unique<Workspace>()) {}
+  // What a step on a GPU needs besides.
+  struct Gpu {
+    StreamHandle stream;
+    ops::cuda::OpStateHandle ops;
+    DeviceStepBuffers buffers;
+    Storage logits, host_logits;  // as many rows as a step ever had; the host's are pinned
+    // Steps of one token a sequence, by number of sequences: captured when they come a second time.
+    std::map<int64_t, GraphHandle> graphs;
+  };
+
+  explicit Stepper(const Model& model);
+  static Result<std::unique_ptr<Gpu>> make_gpu(const Model& model, const StepLimits& limits);
+  Result<Tensor> run_on_gpu(const Batch& batch);
+  Status compute_on_gpu(const Batch& batch, const Tensor& logits);
 
   const Model* model_;
   std::unique_ptr<Workspace> workspace_;
+  std::unique_ptr<Gpu> gpu_;
   ops::Ctx ctx_;
   std::vector<float> logits_;
 };

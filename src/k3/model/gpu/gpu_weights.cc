@@ -1,0 +1,218 @@
+#include "k3/model/gpu/gpu_weights.h"
+
+#include <atomic>
+
+#include "k3/base/units.h"
+#include "k3/model/wiring.h"
+#include "k3/ops/cuda/dispatch.h"
+
+namespace k3 {
+namespace {
+
+constexpr int64_t kExpertsAtOnce = 64;  // of one read and copy
+
+// Every view of a part of the weights, as a pointer to be moved from the host's arena to the device's.
+struct Mover {
+  const std::byte* from;
+  int64_t size;
+  std::byte* to;
+
+  template <class T>
+  void pointer(T*& p) const {
+    if (p == nullptr) return;
+    const auto* at = reinterpret_cast<const std::byte*>(p);
+    K3_CHECK(at >= from && at < from + size, "a view of weights outside its arena");
+    p = reinterpret_cast<T*>(to + (at - from));
+  }
+  void operator()(ops::Weight& w) const {
+    pointer(w.data);
+    pointer(w.scales);
+  }
+  void operator()(Tensor& t) const { pointer(t.data); }
+  template <class... Views>
+  void all(Views&... views) const {
+    ((*this)(views), ...);
+  }
+  void layer(LayerWeights& l) const {
+    all(l.input_norm, l.post_attention_norm, l.attention_res_query, l.mlp_res_query);
+    KdaWeights& k = l.kda;
+    all(k.q, k.k, k.v, k.f_a, k.f_b, k.b, k.o, k.g, k.g_a, k.g_b, k.q_conv, k.k_conv, k.v_conv, k.a_log, k.dt_bias, k.o_norm);
+    MlaWeights& m = l.mla;
+    all(m.q, m.q_a, m.q_b, m.q_a_norm, m.kv_a, m.kv_b, m.o, m.g, m.kv_a_norm);
+    all(l.mlp.gate, l.mlp.up, l.mlp.down);
+    MoeWeights& e = l.moe;
+    all(e.router, e.router_bias, e.down, e.up, e.latent_norm, e.shared.gate, e.shared.up, e.shared.down);
+  }
+  void tables(WeightSet& set) const { all(set.embed, set.lm_head, set.final_norm, set.output_res_query); }
+};
+
+class Loader {
+ public:
+  Loader(Device device, const Checkpoint& checkpoint, const Config& config, ThreadPool& pool, const LoadProgress& progress)
+      : device_(device), checkpoint_(checkpoint), config_(config), pool_(pool), progress_(progress), total_(text_weight_bytes(config)) {}
+
+  Result<WeightSet> run() {
+    K3_TRY_ASSIGN(const DeviceMemory memory, device_memory(device_));
+    if (total_ > memory.free_bytes) {
+      return fail(Code::exhausted, "the weights need {} and {} has {} free; --device cpu runs models of any size", format_bytes(total_),
+                  device_name(device_), format_bytes(memory.free_bytes));
+    }
+    K3_TRY_ASSIGN(stream_, make_stream());
+    set_.layers.resize(static_cast<size_t>(config_.num_hidden_layers));
+    for (int64_t l = 0; l < config_.num_hidden_layers; ++l) {
+      LayerWeights& layer = set_.layers[static_cast<size_t>(l)];
+      K3_TRY(part([&](ArenaPlan& plan) { return wire_trunk(plan, config_, l, layer); }, [&](const Mover& move) { move.layer(layer); }));
+      if (config_.is_moe(l)) K3_TRY(experts(l, layer.moe));
+    }
+    const auto wire = [&](ArenaPlan& plan) {
+      K3_TRY(wire_tables(plan, config_, set_));
+      return wire_final(plan, config_, set_);
+    };
+    K3_TRY(part(wire, [&](const Mover& move) { move.tables(set_); }));
+    K3_TRY(synchronize(stream_.get()));
+    return std::move(set_);
+  }
+
+ private:
+  // Reads one arena into pinned memory; its bytes are in staging_ then.
+  template <class Wire>
+  Result<int64_t> read(const Wire& wire) {
+    ArenaPlan plan(checkpoint_, config_, Slack::none);
+    plan.keep_stored_order();
+    K3_TRY(wire(plan));
+    const int64_t bytes = plan.used();
+    K3_TRY(synchronize(stream_.get()));  // the copy out of the buffer before
+    if (staging_.size_bytes() < bytes) {
+      K3_TRY_ASSIGN(staging_, Storage::pinned(bytes));
+    }
+    plan.start_placing(staging_.data());
+    K3_TRY(wire(plan));
+    K3_TRY(run_jobs(checkpoint_, plan.jobs(), pool_, done_, total_, progress_));
+    K3_TRY(plan.complete());
+    return bytes;
+  }
+
+  template <class Wire, class Move>
+  Status part(const Wire& wire, const Move& move) {
+    K3_TRY_ASSIGN(const int64_t bytes, read(wire));
+    K3_TRY_ASSIGN(Storage arena, Storage::allocate_on(device_, bytes));
+    K3_TRY(copy_async(arena.data(), staging_.data(), bytes, stream_.get()));
+    move(Mover{staging_.data(), bytes, arena.data()});
+    set_.size_bytes += bytes;
+    set_.arenas.push_back(std::move(arena));
+    return {};
+  }
+
+  Status experts(int64_t l, MoeWeights& moe) {
+    ops::ExpertBank& bank = moe.bank;
+    bank.experts = config_.num_experts;
+    bank.width = config_.expert_width();
+    bank.hidden = config_.moe_intermediate_size;
+    bank.scheme = config_.experts_mxfp4 ? ops::Scheme::mxfp4 : ops::Scheme::bf16;
+    const ops::cuda::ExpertBankBytes bytes = ops::cuda::expert_bank_bytes(bank);
+    K3_TRY_ASSIGN(Storage gate_up, Storage::allocate_on(device_, bytes.gate_up));
+    K3_TRY_ASSIGN(Storage down, Storage::allocate_on(device_, bytes.down));
+    K3_TRY_ASSIGN(Storage factors, Storage::allocate_on(device_, bytes.factors));
+    bank.gate_up = gate_up.data();
+    bank.down = down.data();
+    bank.factors = reinterpret_cast<const float*>(factors.data());
+    set_.size_bytes += bytes.gate_up + bytes.down + bytes.factors;
+    for (int64_t begin = 0; begin < bank.experts; begin += kExpertsAtOnce) {
+      std::vector<ops::ExpertWeights> some(static_cast<size_t>(std::min(kExpertsAtOnce, bank.experts - begin)));
+      const auto wire = [&](ArenaPlan& plan) -> Status {
+        for (size_t i = 0; i < some.size(); ++i) K3_TRY(wire_expert(plan, l, begin + static_cast<int64_t>(i), some[i]));
+        return {};
+      };
+      K3_TRY_ASSIGN(const int64_t read_bytes, read(wire));
+      if (unpacked_.size_bytes() < read_bytes) {
+        K3_TRY_ASSIGN(unpacked_, Storage::allocate_on(device_, read_bytes));
+      }
+      K3_TRY(copy_async(unpacked_.data(), staging_.data(), read_bytes, stream_.get()));
+      const Mover move{staging_.data(), read_bytes, unpacked_.data()};
+      for (size_t i = 0; i < some.size(); ++i) {
+        ops::ExpertWeights& e = some[i];
+        if (e.w1.scheme != bank.scheme) {
+          return fail(Code::unsupported, "the experts of layer {} are neither BF16 nor MXFP4, which is what the GPU kernels read", l);
+        }
+        move.all(e.w1, e.w2, e.w3);
+        K3_TRY(ops::cuda::pack_expert(bank, begin + static_cast<int64_t>(i), e.w1, e.w2, e.w3, stream_.get()));
+      }
+    }
+    for (Storage* storage : {&gate_up, &down, &factors}) set_.arenas.push_back(std::move(*storage));
+    return {};
+  }
+
+  Device device_;
+  const Checkpoint& checkpoint_;
+  const Config& config_;
+  ThreadPool& pool_;
+  const LoadProgress& progress_;
+  int64_t total_;
+  std::atomic<int64_t> done_{0};
+  StreamHandle stream_;
+  Storage staging_, unpacked_;
+  WeightSet set_;
+};
+
+Status check_matrices(const WeightSet& set) {
+  const auto check = [](const ops::Weight& w, std::string_view name) -> Status {
+    if (!w || w.scheme == ops::Scheme::bf16 || w.scheme == ops::Scheme::i8) return {};
+    return fail(Code::unsupported, "{} is stored in a dtype that the GPU kernels do not read; `k3 convert` writes BF16", name);
+  };
+  K3_TRY(check(set.embed, "embed_tokens"));
+  K3_TRY(check(set.lm_head, "lm_head"));
+  for (size_t l = 0; l < set.layers.size(); ++l) {
+    const LayerWeights& w = set.layers[l];
+    for (const ops::Weight* m : {&w.kda.q, &w.kda.k, &w.kda.v, &w.kda.f_a, &w.kda.f_b, &w.kda.b, &w.kda.o, &w.kda.g, &w.kda.g_a, &w.kda.g_b,
+                                 &w.mla.q, &w.mla.q_a, &w.mla.q_b, &w.mla.kv_a, &w.mla.kv_b, &w.mla.o, &w.mla.g, &w.mlp.gate, &w.mlp.up,
+                                 &w.mlp.down, &w.moe.router, &w.moe.down, &w.moe.up, &w.moe.shared.gate, &w.moe.shared.up, &w.moe.shared.down}) {
+      K3_TRY(check(*m, fmt::format("a matrix of layer {}", l)));
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+Status check_gpu_config(const Config& c) {
+  const auto want = [](std::string_view name, int64_t have, int64_t need) -> Status {
+    if (have == need) return {};
+    return fail(Code::unsupported, "the GPU kernels want {} = {}, this model has {}; --device cpu runs it", name, need, have);
+  };
+  const auto multiple = [](std::string_view name, int64_t have, int64_t of) -> Status {
+    if (have % of == 0) return {};
+    return fail(Code::unsupported, "the GPU kernels want {} to be a multiple of {}, this model has {}; --device cpu runs it", name, of, have);
+  };
+  bool kda = false, mla = false, moe = false;
+  for (int64_t l = 0; l < c.num_hidden_layers; ++l) {
+    (c.is_kda(l) ? kda : mla) = true;
+    moe = moe || c.is_moe(l);
+  }
+  if (kda) {
+    K3_TRY(want("linear_attn_config.head_dim", c.kda_head_dim, 128));
+    K3_TRY(want("linear_attn_config.short_conv_kernel_size", c.short_conv_kernel_size, 4));
+  }
+  if (mla) {
+    K3_TRY(want("qk_nope_head_dim", c.qk_nope_head_dim, 128));
+    K3_TRY(want("qk_rope_head_dim", c.qk_rope_head_dim, 64));
+    K3_TRY(want("v_head_dim", c.v_head_dim, 128));
+    K3_TRY(want("kv_lora_rank", c.kv_lora_rank, 512));
+  }
+  K3_TRY(multiple("hidden_size", c.hidden_size, 8));
+  if (moe) {
+    const int64_t of = c.experts_mxfp4 ? 32 : 8;
+    K3_TRY(multiple("moe_intermediate_size", c.moe_intermediate_size, of));
+    K3_TRY(multiple("routed_expert_hidden_size", c.expert_width(), of));
+  }
+  return {};
+}
+
+Result<WeightSet> load_weights_on(Device device, const Checkpoint& checkpoint, const Config& config, ThreadPool& pool,
+                                  const LoadProgress& progress) {
+  K3_TRY(check_gpu_config(config));
+  K3_TRY_ASSIGN(WeightSet set, Loader(device, checkpoint, config, pool, progress).run());
+  K3_TRY(check_matrices(set));
+  return set;
+}
+
+}  // namespace k3
