@@ -224,6 +224,24 @@ __device__ __forceinline__ float cluster_load(uint32_t address) {
   asm volatile("ld.shared::cluster.f32 %0, [%1];\n" : "=f"(out) : "r"(address) : "memory");
   return out;
 }
+// One load into the same place of every block named by `blocks` (a bit a rank), each of which is told by its own barrier.
+__device__ __forceinline__ void tma_load_3d_multicast(uint32_t to, const void* map, int x, int y, int z, uint32_t bar, uint16_t blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3, %4}], [%5], "
+      "%6;\n" ::"r"(to),
+      "l"(map), "r"(x), "r"(y), "r"(z), "r"(bar), "h"(blocks)
+      : "memory");
+}
+// barrier.red.or: threads (a multiple of 32) meet at barrier `id`; did any bring true?
+__device__ __forceinline__ bool named_barrier_any(int id, int threads, bool mine) {
+  uint32_t out;
+  asm volatile(
+      "{\n.reg .pred mine, all;\nsetp.ne.b32 mine, %3, 0;\nbarrier.cta.red.or.pred all, %1, %2, mine;\nselp.u32 %0, 1, 0, all;\n}\n"
+      : "=r"(out)
+      : "r"(id), "r"(threads), "r"(static_cast<int>(mine))
+      : "memory");
+  return out != 0;
+}
 // Programmatic dependent launch: results of the kernel before are visible after pdl_wait; pdl_release lets the next one start.
 __device__ __forceinline__ void pdl_wait() { asm volatile("griddepcontrol.wait;\n" ::: "memory"); }
 __device__ __forceinline__ void pdl_release() { asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory"); }

@@ -1,0 +1,756 @@
+// Absorbed decode on Hopper: heads as the N side of wgmma.
+//
+// A block holds N query rows (token, head) of one request and walks over tiles of 64 cached tokens:
+//   scores^T [64, N] = tile [64, 576] x query^T        warpgroup 2, FP32 in registers, then p = 2^(scores - reference) to shared memory
+//   ol^T [512, N]   += tile[:, :512]^T [512, 64] x p    warpgroups 0 and 1, every other 64 rows each, FP32 in registers
+// and one warp that fills a ring of [64 tokens, 64 columns] blocks through the copy engine. A block of the ring is released by whoever
+// used it last.
+//
+// More than 64 rows are shared by a cluster of two blocks, which walk over the same tiles: each copies half of every block of the ring
+// into both (96 rows in one block would need 192 accumulators a thread and 110 KB for the query).
+//
+// The reference of a row is the largest score of its first tile; it is raised (and ol, l rescaled) only when a score exceeds it by
+// 2^kSlack. Any reference gives the same quotient ol / l; the largest score is not needed in every tile.
+#include "k3/ops/cuda/launch.cuh"
+#include "k3/ops/cuda/ptx.cuh"
+#include "k3/ops/cuda/wgmma.cuh"
+#include "k3/ops/mla/cuda/mla_launch.cuh"
+#include "k3/ops/mla/cuda/mla_split.h"
+
+namespace k3::ops::cuda {
+namespace {
+
+constexpr int kThreads = 512, kBlockBytes = 64 * 128, kColumns = 9;
+constexpr float kSlack = 10;
+
+template <int N>
+constexpr int kRing = N == 64 ? 17 : N == 48 ? 20 : N == 32 ? 22 : 25;
+
+template <int N>
+struct Layout {
+  static constexpr int kQuery = 0, kP = kColumns * N * 128, kRingAt = kP + N * 128;
+  static constexpr int kFloats = kRingAt + kRing<N> * kBlockBytes;  // reference, factor, limit [N]; cross [4, N]
+  static constexpr int kBars = kFloats + 7 * N * 4;                 // full, empty [ring]; query full, empty; p full, empty; sums full
+  static constexpr int kFlag = kBars + (2 * kRing<N> + 5) * 8;
+  static constexpr int kBytes = kFlag + 32;
+};
+// What the softmax tells the warpgroups of the values with each tile: one word; and at the end of a segment where it goes.
+constexpr int kRescale = 1, kFirst = 2, kLast = 4, kStop = 8;
+struct Target {
+  int row0, rows, slot;  // slot: of the part, -1: the request is whole
+};
+static_assert(Layout<64>::kBytes <= 232448 && Layout<48>::kBytes <= 232448);
+static_assert(Layout<32>::kBytes <= 232448 && Layout<16>::kBytes <= 232448);
+
+// Where a worker's share begins, and the walk over the requests in it.
+struct Walk {
+  int request, row_tile, at, lo, hi, share;
+};
+
+struct Segment {
+  int request, begin, end, tiles, length, tokens;
+  int row_tile, rows, row0;  // of this block
+  int at;
+};
+
+// The next request of the share with tiles and rows for this block. All roles call it in the same order.
+template <int kPair>
+__device__ __forceinline__ bool next_segment(const MlaDecodeLaunch& p, Walk& w, Segment& s) {
+  while (w.request < p.args.batch) {
+    s.length = p.args.lengths[w.request];
+    s.tiles = mla_tiles(s.length);
+    s.at = w.at;
+    if (w.at + kMlaOverhead >= w.hi) return false;
+    const MlaSegment range = mla_segment(w.at, s.tiles, w.lo, w.hi);
+    s.begin = range.begin;
+    s.end = range.end;
+    s.request = w.request;
+    const int skip_pair = w.row_tile * kPair * p.config.row_tile;
+    s.row_tile = w.row_tile * kPair + (kPair == 2 ? static_cast<int>(blockIdx.x) % 2 : 0);
+    w.at += s.tiles + kMlaOverhead;
+    if (++w.row_tile == p.config.row_tiles) {
+      w.row_tile = 0;
+      ++w.request;
+    }
+    if (s.begin == s.end) continue;
+    const int first = p.args.offsets != nullptr ? p.args.offsets[s.request] : s.request * static_cast<int>(p.args.max_query_tokens);
+    s.tokens = p.args.offsets != nullptr ? p.args.offsets[s.request + 1] - first : static_cast<int>(p.args.max_query_tokens);
+    const int skip = s.row_tile * p.config.row_tile;
+    s.row0 = first * static_cast<int>(p.args.heads) + skip;
+    const int rows = s.tokens * static_cast<int>(p.args.heads);
+    s.rows = max(0, min(rows - skip, p.config.row_tile));
+    if (rows > skip_pair) return true;
+  }
+  return false;
+}
+
+template <int kPair>
+__device__ __forceinline__ int worker_of_block() { return static_cast<int>(blockIdx.x) / kPair; }
+template <int kPair>
+__device__ __forceinline__ int part_slot(bool first_tile) {
+  return mla_part_slot(worker_of_block<kPair>(), first_tile) * kPair + static_cast<int>(blockIdx.x) % kPair;
+}
+
+// All threads. `scratch`: 24 ints of shared memory.
+template <int kPair>
+__device__ Walk find_share(const MlaDecodeLaunch& p, int* scratch) {
+  const int batch = static_cast<int>(p.args.batch), each = (batch + kThreads - 1) / kThreads;
+  const int begin = min(static_cast<int>(threadIdx.x) * each, batch), end = min(begin + each, batch);
+  const int row_tiles = p.config.row_tiles;
+  int cost = 0;
+  for (int b = begin; b < end; ++b) cost += (mla_tiles(p.args.lengths[b]) + kMlaOverhead) * row_tiles;
+  int sum = cost;
+  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+#pragma unroll
+  for (int i = 1; i < 32; i <<= 1) {
+    const int other = __shfl_up_sync(0xFFFFFFFFU, sum, i);
+    if (lane >= i) sum += other;
+  }
+  if (lane == 31) scratch[warp] = sum;
+  __syncthreads();
+  int total = 0;
+  for (int i = 0; i < kThreads / 32; ++i) {
+    if (i < warp) sum += scratch[i];
+    total += scratch[i];
+  }
+  Walk w;
+  w.share = mla_share(total, p.config.workers, p.config.min_tiles);
+  w.lo = worker_of_block<kPair>() * w.share;
+  w.hi = min(w.lo + w.share, total);
+  int at = sum - cost;
+  if (threadIdx.x == 0) {  // nobody's: an idle block
+    scratch[16] = batch;
+    scratch[17] = 0;
+    scratch[18] = 0;
+  }
+  __syncthreads();
+  if (at <= w.lo && w.lo < sum) {
+    int b = begin;
+    for (;; ++b) {
+      const int one = mla_tiles(p.args.lengths[b]) + kMlaOverhead;
+      if (w.lo < at + one * row_tiles) {
+        const int tile = (w.lo - at) / one;
+        scratch[16] = b;
+        scratch[17] = tile;
+        scratch[18] = at + tile * one;
+        break;
+      }
+      at += one * row_tiles;
+    }
+  }
+  __syncthreads();
+  w.request = scratch[16];
+  w.row_tile = scratch[17];
+  w.at = scratch[18];
+  __syncthreads();
+  return w;
+}
+
+// A position in the ring of barriers.
+template <int kCount>
+struct Turn {
+  int slot = 0;
+  uint32_t parity = 0;
+  __device__ __forceinline__ void advance(int by = 1) {
+    slot += by;
+    if (slot >= kCount) {
+      slot -= kCount;
+      parity ^= 1;
+    }
+  }
+};
+
+template <int N>
+struct Bars {
+  uint32_t base;
+  __device__ __forceinline__ uint32_t full(int i) const { return base + 8 * i; }
+  __device__ __forceinline__ uint32_t empty(int i) const { return base + 8 * (kRing<N> + i); }
+  __device__ __forceinline__ uint32_t query_full() const { return base + 16 * kRing<N>; }
+  __device__ __forceinline__ uint32_t query_empty() const { return base + 16 * kRing<N> + 8; }
+  __device__ __forceinline__ uint32_t p_full() const { return base + 16 * kRing<N> + 16; }
+  __device__ __forceinline__ uint32_t p_empty() const { return base + 16 * kRing<N> + 24; }
+  __device__ __forceinline__ uint32_t sums_full() const { return base + 16 * kRing<N> + 32; }
+};
+
+// A warp has done with a block of the ring.
+template <int kPair>
+__device__ __forceinline__ void release_block(uint32_t bar, int lane) {
+  if constexpr (kPair == 2) {
+    if (lane < 2) mbar_arrive_cluster(bar, static_cast<uint32_t>(lane));
+  } else {
+    if (lane == 0) mbar_arrive(bar);
+  }
+}
+
+__device__ __forceinline__ uint64_t desc_128(uint32_t address) { return make_desc(address, 16, 1024, Swizzle::bytes_128); }
+
+// ---- the copies: one thread ----
+
+template <int N, int kPair>
+__device__ void copy_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared) {
+  const Bars<N> bars{shared + Layout<N>::kBars};
+  Turn<kRing<N>> turn;
+  uint32_t query_parity = 0;
+  Segment s;
+  const int rank = static_cast<int>(blockIdx.x) % kPair, boxes = kMlaTile / p.box_tokens, page_tokens = static_cast<int>(p.args.pages.page_tokens);
+  while (next_segment<kPair>(p, w, s)) {
+    mbar_wait(bars.query_empty(), query_parity ^ 1);
+    query_parity ^= 1;
+    mbar_expect(bars.query_full(), kColumns * N * 128);
+    for (int k = 0; k < kColumns; ++k) tma_load_2d(shared + k * N * 128, &p.query, 64 * k, s.row0, bars.query_full());
+    const int32_t* table = p.args.pages.table + s.request * p.args.pages.table_stride;
+    int next[4] = {};
+    const auto look_up = [&](int tile) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int token = tile * kMlaTile + i * p.box_tokens;
+        if (i < boxes && token < s.length) next[i] = table[token / page_tokens];
+      }
+    };
+    look_up(s.begin);
+    for (int tile = s.begin; tile < s.end; ++tile) {
+      const int page[4] = {next[0], next[1], next[2], next[3]};
+      const int taken = min(boxes, max(0, (s.length - tile * kMlaTile + p.box_tokens - 1) / p.box_tokens));
+      if (tile + 1 < s.end) look_up(tile + 1);
+#pragma unroll 1
+      for (int i = 0; i < kColumns; ++i) {
+        const int column = i == 0 ? kLatent : 64 * (i - 1);
+        mbar_wait(bars.empty(turn.slot), turn.parity ^ 1);
+        const uint32_t bar = bars.full(turn.slot), to = shared + Layout<N>::kRingAt + turn.slot * kBlockBytes;
+        mbar_expect(bar, taken * p.box_tokens * 128);
+#pragma unroll
+        for (int box = 0; box < 4; ++box) {
+          if (box >= taken) continue;
+          const uint32_t place = to + box * p.box_tokens * 128;
+          const int row = (tile * kMlaTile + box * p.box_tokens) % page_tokens;
+          if constexpr (kPair == 2) {
+            if (2 * box / boxes == rank) tma_load_3d_multicast(place, &p.pages, column, row, page[box], bar, 3);
+          } else {
+            tma_load_3d(place, &p.pages, column, row, page[box], bar);
+          }
+        }
+        turn.advance();
+      }
+    }
+  }
+}
+
+// ---- scores and softmax: one warpgroup ----
+
+// Sums over the 8 lanes with the same lane % 4, a part of the values for each lane while halving goes evenly.
+template <int K>
+__device__ __forceinline__ void fold(float (&v)[K], int lane) {
+  // in place: after a halving round only the first half counts
+  int bit = 4;
+  if constexpr (K % 2 == 0) {
+#pragma unroll
+    for (int i = 0; i < K / 2; ++i) {
+      const bool upper = (lane & bit) != 0;
+      const float send = upper ? v[i] : v[i + K / 2], keep = upper ? v[i + K / 2] : v[i];
+      v[i] = keep + __shfl_xor_sync(0xFFFFFFFFU, send, bit);
+    }
+  }
+  bit = 8;
+  if constexpr (K % 4 == 0) {
+#pragma unroll
+    for (int i = 0; i < K / 4; ++i) {
+      const bool upper = (lane & bit) != 0;
+      const float send = upper ? v[i] : v[i + K / 4], keep = upper ? v[i + K / 4] : v[i];
+      v[i] = keep + __shfl_xor_sync(0xFFFFFFFFU, send, bit);
+    }
+  }
+  bit = 16;
+  if constexpr (K % 8 == 0) {
+#pragma unroll
+    for (int i = 0; i < K / 8; ++i) {
+      const bool upper = (lane & bit) != 0;
+      const float send = upper ? v[i] : v[i + K / 8], keep = upper ? v[i + K / 8] : v[i];
+      v[i] = keep + __shfl_xor_sync(0xFFFFFFFFU, send, bit);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < K / 4; ++i) v[i] += __shfl_xor_sync(0xFFFFFFFFU, v[i], bit);
+  }
+}
+template <int K>
+constexpr int kFolded = K % 8 == 0 ? K / 8 : K / 4;
+// Which value the i-th of a lane's folded ones is.
+template <int K>
+__device__ __forceinline__ int folded_index(int i, int lane) {
+  int index = i + ((lane & 4) != 0 ? K / 2 : 0) + ((lane & 8) != 0 ? K / 4 : 0);
+  if constexpr (K % 8 == 0) index += (lane & 16) != 0 ? K / 8 : 0;
+  return index;
+}
+
+template <int N, int kPair>
+__device__ void score_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared, char* base) {
+  constexpr int K = N / 4;
+  const Bars<N> bars{shared + Layout<N>::kBars};
+  float* reference = reinterpret_cast<float*>(base + Layout<N>::kFloats);
+  float* factor = reference + N;
+  int* limits = reinterpret_cast<int*>(reference + 2 * N);
+  float* cross = reference + 3 * N;
+  int* flag = reinterpret_cast<int*>(base + Layout<N>::kFlag);
+  Target* target = reinterpret_cast<Target*>(base + Layout<N>::kFlag + 16);
+  const int thread = static_cast<int>(threadIdx.x) - 256, warp = thread / 32, lane = thread % 32, quad = lane % 4;
+  constexpr float scale = kMlaScale * kLog2e;
+  const uint32_t p_store = shared + Layout<N>::kP + ((lane / 16) * 8 + lane % 8) * 128 +
+                           (((16 * warp + 8 * (lane / 8 % 2)) * 2) ^ ((lane & 7) << 4));
+  Turn<kRing<N>> turn;
+  uint32_t query_parity = 0, p_parity = 0;
+  Segment s;
+  float l[kFolded<K>];
+  while (next_segment<kPair>(p, w, s)) {
+    const int window = s.length - s.tokens + 1, heads = static_cast<int>(p.args.heads), row0 = s.row_tile * p.config.row_tile;
+    named_barrier(1, 128);  // limits, cross of the segment before have been read
+    if (thread < N) limits[thread] = thread < s.rows ? window + (row0 + thread) / heads : 0;
+#pragma unroll
+    for (float& x : l) x = 0;
+    named_barrier(1, 128);
+    mbar_wait(bars.query_full(), query_parity);
+    query_parity ^= 1;
+#pragma unroll 1
+    for (int tile = s.begin; tile < s.end; ++tile) {
+      float x[N / 2];
+      Turn<kRing<N>> at = turn;
+#pragma unroll
+      for (int i = 0; i < kColumns; ++i) {
+        mbar_wait(bars.full(at.slot), at.parity);
+        wgmma_fence();
+        const uint64_t a = desc_128(shared + Layout<N>::kRingAt + at.slot * kBlockBytes);
+        const uint64_t b = desc_128(shared + (i == 0 ? 8 : i - 1) * N * 128);
+#pragma unroll
+        for (int k = 0; k < 4; ++k) Wgmma<N>::ss(x, a + 2 * k, b + 2 * k, i + k > 0);
+        at.advance();
+      }
+      wgmma_commit();
+      wgmma_wait<0>();
+      release_block<kPair>(bars.empty(turn.slot), lane);  // the shared key is not a value
+      if (lane == 0 && tile + 1 == s.end) mbar_arrive(bars.query_empty());
+      const int first_token = tile * kMlaTile, left = s.length - first_token;
+      const bool first = tile == s.begin;
+      float top = -INFINITY;
+#pragma unroll
+      for (int j = 0; j < N / 8; ++j) {
+        float2 ref = {0, 0};
+        if (!first) ref = *reinterpret_cast<const float2*>(reference + 8 * j + 2 * quad);
+        x[4 * j] = fmaf(x[4 * j], scale, -ref.x);
+        x[4 * j + 1] = fmaf(x[4 * j + 1], scale, -ref.y);
+        x[4 * j + 2] = fmaf(x[4 * j + 2], scale, -ref.x);
+        x[4 * j + 3] = fmaf(x[4 * j + 3], scale, -ref.y);
+      }
+      if (first_token + kMlaTile > window) {
+        const int token = first_token + 16 * warp + lane / 4;
+#pragma unroll
+        for (int j = 0; j < N / 8; ++j) {
+          const int2 limit = *reinterpret_cast<const int2*>(limits + 8 * j + 2 * quad);
+          if (token >= limit.x) x[4 * j] = -INFINITY;
+          if (token >= limit.y) x[4 * j + 1] = -INFINITY;
+          if (token + 8 >= limit.x) x[4 * j + 2] = -INFINITY;
+          if (token + 8 >= limit.y) x[4 * j + 3] = -INFINITY;
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < N / 2; ++i) top = fmaxf(top, x[i]);
+      const bool raise = named_barrier_any(1, 128, first || top > kSlack);
+      mbar_wait(bars.p_empty(), p_parity ^ 1);
+      p_parity ^= 1;
+      if (raise) {
+#pragma unroll
+        for (int j = 0; j < N / 8; ++j) {
+#pragma unroll
+          for (int c = 0; c < 2; ++c) {
+            float most = fmaxf(x[4 * j + c], x[4 * j + 2 + c]);
+#pragma unroll
+            for (int i = 4; i < 32; i <<= 1) most = fmaxf(most, __shfl_xor_sync(0xFFFFFFFFU, most, i));
+            if (lane < 4) cross[warp * N + 8 * j + 2 * quad + c] = most;
+          }
+        }
+        named_barrier(1, 128);
+        if (thread < N) {
+          float up = fmaxf(fmaxf(cross[thread], cross[N + thread]), fmaxf(cross[2 * N + thread], cross[3 * N + thread]));
+          if (first) {
+            up = up == -INFINITY ? 0 : up;
+            reference[thread] = up;
+          } else {
+            up = fmaxf(up, 0);
+            reference[thread] += up;
+          }
+          cross[thread] = up;  // only this thread read this column
+          if (!first) factor[thread] = exp2f(-up);  // at the first tile it may still be read as the sums of the segment before
+        }
+        named_barrier(1, 128);
+#pragma unroll
+        for (int j = 0; j < N / 8; ++j) {
+          const float2 up = *reinterpret_cast<const float2*>(cross + 8 * j + 2 * quad);
+          x[4 * j] -= up.x;
+          x[4 * j + 1] -= up.y;
+          x[4 * j + 2] -= up.x;
+          x[4 * j + 3] -= up.y;
+        }
+#pragma unroll
+        for (int i = 0; i < kFolded<K>; ++i) {
+          if (first) break;
+          const int index = folded_index<K>(i, lane);
+          l[i] *= factor[index / 2 * 8 + 2 * quad + index % 2];
+        }
+      }
+      if (thread == 0) *flag = (first ? kFirst : raise ? kRescale : 0) | (tile + 1 == s.end ? kLast : 0);
+      if (left < kMlaTile) {  // what the pages hold beyond the request may be anything, and 0 * NaN is NaN
+        const int keep = max(left, 0);
+        Turn<kRing<N>> block = turn;
+        for (int i = 0; i < 8; ++i) {
+          block.advance();
+          char* rows = base + Layout<N>::kRingAt + block.slot * kBlockBytes + keep * 128;
+          for (int e = thread; e < (kMlaTile - keep) * 8; e += 128) *reinterpret_cast<uint4*>(rows + e * 16) = uint4{0, 0, 0, 0};
+        }
+      }
+      float sums[K];
+#pragma unroll
+      for (int j = 0; j < N / 8; j += 2) {
+        uint32_t packed[4];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          float* v = x + 4 * (j + i);
+#pragma unroll
+          for (int e = 0; e < 4; ++e) v[e] = exp2_approx(v[e]);
+          sums[2 * (j + i)] = v[0] + v[2];
+          sums[2 * (j + i) + 1] = v[1] + v[3];
+          packed[2 * i] = pack_bf16(v[0], v[1]);
+          packed[2 * i + 1] = pack_bf16(v[2], v[3]);
+        }
+        stmatrix_x4_trans(p_store + j * 1024, packed);
+      }
+      fence_async_proxy();
+      __syncwarp();
+      if (lane == 0) mbar_arrive(bars.p_full());
+      fold<K>(sums, lane);
+#pragma unroll
+      for (int i = 0; i < kFolded<K>; ++i) l[i] += sums[i];
+      turn.advance(kColumns);
+    }
+    // The sums of the segment.
+    named_barrier(1, 128);  // cross has been read
+#pragma unroll
+    for (int i = 0; i < kFolded<K>; ++i) {
+      const int index = folded_index<K>(i, lane);
+      cross[warp * N + index / 2 * 8 + 2 * quad + index % 2] = l[i];
+    }
+    named_barrier(1, 128);
+    mbar_wait(bars.p_empty(), p_parity ^ 1);  // factor has been read; the parity is not moved on: the next tile waits for the same
+    const bool whole = s.begin == 0 && s.end == s.tiles;
+    if (thread < N) {
+      const float sum = cross[thread] + cross[N + thread] + cross[2 * N + thread] + cross[3 * N + thread];
+      factor[thread] = sum > 0 ? 1 / sum : 0;
+      if (!whole) {
+        p.parts.sums[part_slot<kPair>(s.begin == 0) * N + thread] = {reference[thread], sum};
+      } else if (p.args.lse != nullptr && thread < s.rows) {
+        p.args.lse[s.row0 + thread] = sum > 0 ? (reference[thread] + log2f(sum)) * kLn2 : -INFINITY;
+      }
+    }
+    if (thread == 0) *target = {s.row0, s.rows, whole ? -1 : part_slot<kPair>(s.begin == 0)};
+    __syncwarp();
+    if (lane == 0) mbar_arrive(bars.sums_full());
+    if (thread == 0 && !whole && s.begin == 0) {
+      p.parts.splits[blockIdx.x] = {s.request * p.config.row_tiles * kPair + s.row_tile,
+                                    mla_last_worker(s.at, s.tiles, w.share) - worker_of_block<kPair>() + 1};
+    }
+  }
+  mbar_wait(bars.p_empty(), p_parity ^ 1);
+  if (thread == 0) *flag = kStop;
+  __syncwarp();
+  if (lane == 0) mbar_arrive(bars.p_full());
+}
+
+// ---- values: two warpgroups ----
+
+// acc^T (64 latents x 8 heads of a warpgroup's tile) to rows of `out`.
+template <int N>
+__device__ __forceinline__ void store_whole(const MlaDecodeLaunch& p, const Target& s, float (&acc)[4][N / 2], const float* inverse, int group,
+                                            int warp, int lane) {
+  const int quad = lane % 4;
+#pragma unroll
+  for (int j = 0; j < N / 8; ++j) {
+    const float2 inv = *reinterpret_cast<const float2*>(inverse + 8 * j + 2 * quad);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      float* v = acc[i] + 4 * j;
+      const int latent = 64 * (2 * i + group) + 16 * warp;
+      if (p.args.ol_f32) {
+        float* out = static_cast<float*>(p.args.ol) + (static_cast<int64_t>(s.row0) + 8 * j + 2 * quad) * kLatent + latent + lane / 4;
+        if (8 * j + 2 * quad < s.rows) {
+          out[0] = v[0] * inv.x;
+          out[8] = v[2] * inv.x;
+        }
+        if (8 * j + 2 * quad + 1 < s.rows) {
+          out[kLatent] = v[1] * inv.y;
+          out[kLatent + 8] = v[3] * inv.y;
+        }
+      } else {
+        const uint32_t low = movmatrix_trans(pack_bf16(v[0] * inv.x, v[1] * inv.y));
+        const uint32_t high = movmatrix_trans(pack_bf16(v[2] * inv.x, v[3] * inv.y));
+        const bool odd = (lane & 1) != 0;
+        const uint32_t other = __shfl_xor_sync(0xFFFFFFFFU, odd ? low : high, 1);
+        if (8 * j + lane / 4 < s.rows) {
+          auto* out = static_cast<__nv_bfloat16*>(p.args.ol) + (static_cast<int64_t>(s.row0) + 8 * j + lane / 4) * kLatent + latent;
+          // even lanes: latents 2 quad .. + 3; odd: 8 + 2 (quad - 1) .. + 3
+          *reinterpret_cast<uint2*>(out + (odd ? 6 + 2 * quad : 2 * quad)) = odd ? uint2{other, high} : uint2{low, other};
+        }
+      }
+    }
+  }
+}
+
+template <int N, int kPair>
+__device__ void value_role(const MlaDecodeLaunch& p, uint32_t shared, const char* base) {
+  const Bars<N> bars{shared + Layout<N>::kBars};
+  const float* factor = reinterpret_cast<const float*>(base + Layout<N>::kFloats) + N;
+  const int group = static_cast<int>(threadIdx.x) / 128, lane = static_cast<int>(threadIdx.x) % 32;
+  int slot = 1 + group;  // of this warpgroup's first block of the tile
+  uint32_t p_parity = 0, sums_parity = 0;
+  float acc[4][N / 2];
+  const auto later = [](int at, int by) { return at + by >= kRing<N> ? at + by - kRing<N> : at + by; };
+#pragma unroll 1
+  while (true) {
+    mbar_wait(bars.p_full(), p_parity);
+    p_parity ^= 1;
+    const int flag = *reinterpret_cast<const volatile int*>(base + Layout<N>::kFlag);
+    if ((flag & kStop) != 0) return;
+    if ((flag & kRescale) != 0) {
+#pragma unroll
+      for (int j = 0; j < N / 8; ++j) {
+        const float2 f = *reinterpret_cast<const float2*>(factor + 8 * j + 2 * (lane % 4));
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          acc[i][4 * j] *= f.x;
+          acc[i][4 * j + 1] *= f.y;
+          acc[i][4 * j + 2] *= f.x;
+          acc[i][4 * j + 3] *= f.y;
+        }
+      }
+    }
+    const uint64_t b = desc_128(shared + Layout<N>::kP);
+    int at = slot;
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint64_t a = desc_128(shared + Layout<N>::kRingAt + at * kBlockBytes);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) Wgmma<N>::template ss<1, 0>(acc[i], a + 128 * k, b + 2 * k, k > 0 || (flag & kFirst) == 0);
+      wgmma_commit();
+      at = later(at, 2);
+    }
+    const auto release = [&] {
+      release_block<kPair>(bars.empty(slot), lane);
+      slot = later(slot, 2);
+    };
+    wgmma_wait<3>();
+    release();
+    wgmma_wait<2>();
+    release();
+    wgmma_wait<1>();
+    release();
+    wgmma_wait<0>();
+    release();
+    slot = later(slot, 1);
+    if (lane == 0) mbar_arrive(bars.p_empty());
+    if ((flag & kLast) == 0) continue;
+    mbar_wait(bars.sums_full(), sums_parity);
+    sums_parity ^= 1;
+    const Target target = *reinterpret_cast<const Target*>(base + Layout<N>::kFlag + 16);
+    const int warp = static_cast<int>(threadIdx.x) / 32 % 4;
+    if (target.slot < 0) {
+      store_whole<N>(p, target, acc, factor, group, warp, lane);
+    } else {
+      float4* part = reinterpret_cast<float4*>(p.parts.acc) + static_cast<int64_t>(target.slot) * (N * kLatent / 4) + threadIdx.x % 128;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+#pragma unroll
+        for (int j = 0; j < N / 8; ++j) {
+          part[((2 * i + group) * (N / 8) + j) * 128] = {acc[i][4 * j], acc[i][4 * j + 1], acc[i][4 * j + 2], acc[i][4 * j + 3]};
+        }
+      }
+    }
+  }
+}
+
+template <int N, int kPair>
+__global__ void __launch_bounds__(kThreads, 1) decode(const __grid_constant__ MlaDecodeLaunch p) {
+  extern __shared__ __align__(1024) char memory[];
+  const uint32_t shared = shared_address(memory);
+  const Bars<N> bars{shared + Layout<N>::kBars};
+  if (threadIdx.x == 0) {
+    if ((shared & 1023) != 0) __trap();
+    for (int i = 0; i < kRing<N>; ++i) {
+      mbar_init(bars.full(i), 1);
+      mbar_init(bars.empty(i), 4 * kPair);
+    }
+    mbar_init(bars.query_full(), 1);
+    mbar_init(bars.query_empty(), 4);
+    mbar_init(bars.p_full(), 4);
+    mbar_init(bars.p_empty(), 8);
+    mbar_init(bars.sums_full(), 4);
+    mbar_init_fence();
+  }
+  pdl_wait();
+  pdl_release();
+  if (threadIdx.x == 0) p.parts.splits[blockIdx.x] = {-1, 0};
+  const Walk w = find_share<kPair>(p, reinterpret_cast<int*>(memory + Layout<N>::kFloats));
+  if constexpr (kPair == 2) cluster_sync();  // nothing is sent to a barrier that is not there yet
+  const int role = static_cast<int>(threadIdx.x) / 128;
+  if (role == 3) {
+    fewer_registers<56>();
+    if (threadIdx.x == 384) copy_role<N, kPair>(p, w, shared);
+  } else if (role == 2) {
+    fewer_registers<104>();
+    score_role<N, kPair>(p, w, shared, memory);
+  } else {
+    more_registers<176>();
+    value_role<N, kPair>(p, shared, memory);
+  }
+  if constexpr (kPair == 2) {
+    __syncwarp();
+    cluster_sync();  // a block stays as long as the other may write to it
+  }
+}
+
+// ---- merging the parts of split requests ----
+
+// A unit is 64 latents x 8 rows of one split request: float4 `thread` of it is rows 2 (thread % 4) + {0, 1} of latents
+// 16 (thread / 32) + thread % 32 / 4 + {0, 8}. Four groups of 128 threads take every fourth part.
+__global__ void __launch_bounds__(512) merge(const __grid_constant__ MlaDecodeLaunch p) {
+  __shared__ float weights[kMlaMaxWorkers][8];
+  __shared__ float4 others[3][128];
+  __shared__ __nv_bfloat16 rows[8][64 + 8];
+  __shared__ int begins[kMlaMaxWorkers];
+  __shared__ int counts[9];
+  const int thread = static_cast<int>(threadIdx.x), group = thread / 128, lane = thread % 32, warp = thread / 32;
+  pdl_wait();
+  const int n = p.config.row_tile, pair = p.config.pair, blocks = p.config.workers * pair;
+  const bool split = thread < blocks && p.parts.splits[thread].x >= 0;
+  const unsigned ballot = __ballot_sync(0xFFFFFFFFU, split);
+  if (lane == 0 && warp < 8) counts[warp] = __popc(ballot);
+  __syncthreads();
+  if (thread == 0) {
+    int sum = 0;
+    for (int i = 0; i < 8; ++i) {
+      const int here = counts[i];
+      counts[i] = sum;
+      sum += here;
+    }
+    counts[8] = sum;
+  }
+  __syncthreads();
+  if (split) begins[counts[warp] + __popc(ballot & ((1U << lane) - 1))] = thread;
+  __syncthreads();
+  const int units = n;  // n / 8 groups of rows, 8 of latents
+  for (int item = static_cast<int>(blockIdx.x); item < counts[8] * units; item += static_cast<int>(gridDim.x)) {
+    const int block = begins[item / units], worker = block / pair, unit = item % units, latents = unit / (n / 8), group8 = unit % (n / 8);
+    const int2 record = p.parts.splits[block];
+    const int row_tiles = p.config.row_tiles * pair, request = record.x / row_tiles, row_tile = record.x % row_tiles, count = record.y;
+    const int heads = static_cast<int>(p.args.heads);
+    const int first = p.args.offsets != nullptr ? p.args.offsets[request] : request * static_cast<int>(p.args.max_query_tokens);
+    const int tokens = p.args.offsets != nullptr ? p.args.offsets[request + 1] - first : static_cast<int>(p.args.max_query_tokens);
+    const int row0 = first * heads + row_tile * n + 8 * group8, left = tokens * heads - row_tile * n - 8 * group8;
+    if (left <= 0) continue;  // the same for the whole block
+    const auto slot = [&](int part) {
+      return (part == 0 ? mla_part_slot(worker, true) : mla_part_slot(worker + part, false)) * pair + block % pair;
+    };
+    if (warp < 8) {  // one row each
+      float most = -INFINITY;
+      for (int i = lane; i < count; i += 32) {
+        const float2 s = p.parts.sums[slot(i) * n + 8 * group8 + warp];
+        if (s.y > 0) most = fmaxf(most, s.x);
+      }
+      most = warp_max(most);
+      float sum = 0;
+      for (int i = lane; i < count; i += 32) {
+        const float2 s = p.parts.sums[slot(i) * n + 8 * group8 + warp];
+        const float weight = s.y > 0 ? exp2f(s.x - most) : 0;
+        weights[i][warp] = weight;
+        sum += weight * s.y;
+      }
+      sum = warp_sum(sum);
+      const float inverse = sum > 0 ? 1 / sum : 0;
+      for (int i = lane; i < count; i += 32) weights[i][warp] *= inverse;
+      if (lane == 0 && latents == 0 && p.args.lse != nullptr && warp < left) {
+        p.args.lse[row0 + warp] = sum > 0 ? (most + log2f(sum)) * kLn2 : -INFINITY;
+      }
+    }
+    __syncthreads();
+    const float4* acc = reinterpret_cast<const float4*>(p.parts.acc) + unit * 128 + thread % 128;
+    const int64_t stride = static_cast<int64_t>(n) * (kLatent / 4);
+    float4 sum = {0, 0, 0, 0};
+#pragma unroll 4
+    for (int i = group; i < count; i += 4) {
+      const float4 v = acc[slot(i) * stride];
+      const float2 f = *reinterpret_cast<const float2*>(&weights[i][2 * (thread % 4)]);
+      sum.x += f.x * v.x;
+      sum.y += f.y * v.y;
+      sum.z += f.x * v.z;
+      sum.w += f.y * v.w;
+    }
+    if (group > 0) others[group - 1][thread % 128] = sum;
+    __syncthreads();
+    if (group == 0) {
+#pragma unroll
+      for (int i = 0; i < 3; ++i) {
+        const float4 v = others[i][thread];
+        sum.x += v.x;
+        sum.y += v.y;
+        sum.z += v.z;
+        sum.w += v.w;
+      }
+      const int row = 2 * (thread % 4), latent = 16 * warp + lane / 4;
+      if (p.args.ol_f32) {
+        float* out = static_cast<float*>(p.args.ol) + (static_cast<int64_t>(row0) + row) * kLatent + 64 * latents + latent;
+        if (row < left) {
+          out[0] = sum.x;
+          out[8] = sum.z;
+        }
+        if (row + 1 < left) {
+          out[kLatent] = sum.y;
+          out[kLatent + 8] = sum.w;
+        }
+      } else {
+        rows[row][latent] = __float2bfloat16(sum.x);
+        rows[row + 1][latent] = __float2bfloat16(sum.y);
+        rows[row][latent + 8] = __float2bfloat16(sum.z);
+        rows[row + 1][latent + 8] = __float2bfloat16(sum.w);
+      }
+    }
+    __syncthreads();
+    if (!p.args.ol_f32 && thread < 64 && thread / 8 < left) {
+      auto* out = static_cast<__nv_bfloat16*>(p.args.ol) + (static_cast<int64_t>(row0) + thread / 8) * kLatent + 64 * latents + thread % 8 * 8;
+      *reinterpret_cast<uint4*>(out) = *reinterpret_cast<const uint4*>(&rows[thread / 8][thread % 8 * 8]);
+    }
+  }
+}
+
+template <int N, int kPair>
+int start(const MlaDecodeLaunch& p, cudaStream_t stream) {
+  const LaunchOptions options{.grid = dim3(static_cast<unsigned>(p.config.workers * kPair)), .block = dim3(kThreads),
+                              .shared_bytes = Layout<N>::kBytes, .cluster = kPair, .dependent = true};
+  return launch(decode<N, kPair>, options, stream, p);
+}
+
+}  // namespace
+
+int mla_decode_sm90_launch(const MlaDecodeLaunch& p, cudaStream_t stream) {
+  if (p.config.pair == 2) return p.config.row_tile == 64 ? start<64, 2>(p, stream) : start<48, 2>(p, stream);
+  switch (p.config.row_tile) {
+    case 16: return start<16, 1>(p, stream);
+    case 32: return start<32, 1>(p, stream);
+    case 48: return start<48, 1>(p, stream);
+    default: return start<64, 1>(p, stream);
+  }
+}
+
+int mla_merge_launch(const MlaDecodeLaunch& p, cudaStream_t stream) {
+  const int64_t blocks = p.config.workers * p.config.pair, tiles = p.args.batch * p.config.row_tiles * p.config.pair;
+  const int64_t most = (tiles < blocks ? tiles : blocks) * p.config.row_tile, grid = most < 4 * blocks ? most : 4 * blocks;
+  const LaunchOptions options{.grid = dim3(static_cast<unsigned>(grid)), .block = dim3(512), .dependent = true};
+  return launch(merge, options, stream, p);
+}
+
+}  // namespace k3::ops::cuda

@@ -1,0 +1,82 @@
+// Every tile of every request belongs to exactly one worker, and both sides of a split agree on whose parts there are.
+#include "k3/ops/mla/cuda/mla_split.h"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "k3/base/rng.h"
+
+namespace k3::ops::cuda {
+namespace {
+
+struct Batch {
+  std::vector<int> at, tiles;
+  int total = 0;
+};
+
+Batch make_batch(const std::vector<int>& lengths) {
+  Batch b;
+  for (const int n : lengths) {
+    b.at.push_back(b.total);
+    b.tiles.push_back(mla_tiles(n));
+    b.total += b.tiles.back() + kMlaOverhead;
+  }
+  return b;
+}
+
+void check(const std::vector<int>& lengths, int workers, int min_tiles) {
+  const Batch b = make_batch(lengths);
+  const int share = mla_share(b.total, workers, min_tiles);
+  std::vector<int> slots(static_cast<size_t>(2 * workers), 0);
+  for (size_t r = 0; r < lengths.size(); ++r) {
+    int next = 0;
+    const int first = mla_first_worker(b.at[r], share), last = mla_last_worker(b.at[r], b.tiles[r], share);
+    ASSERT_LT(last, workers);
+    for (int g = 0; g < workers; ++g) {
+      const MlaSegment s = mla_segment(b.at[r], b.tiles[r], g * share, std::min((g + 1) * share, b.total));
+      ASSERT_EQ(s.begin < s.end, g >= first && g <= last) << g;
+      if (s.begin == s.end) continue;
+      ASSERT_EQ(s.begin, next);
+      next = s.end;
+      const bool whole = s.begin == 0 && s.end == b.tiles[r];
+      if (!whole) ++slots[static_cast<size_t>(mla_part_slot(g, s.begin == 0))];
+    }
+    ASSERT_EQ(next, b.tiles[r]);
+  }
+  for (const int uses : slots) ASSERT_LE(uses, 1);
+}
+
+TEST(MlaSplit, EveryTileHasOneWorker) {
+  const k3::Rng rng(1, 1);
+  uint64_t n = 0;
+  for (const int workers : {1, 2, 66, 132}) {
+    for (int trial = 0; trial < 200; ++trial) {
+      std::vector<int> lengths(1 + rng.bits(n++) % 40);
+      for (int& x : lengths) x = static_cast<int>(rng.bits(n++) % (trial % 3 == 0 ? 100000 : 300));
+      check(lengths, workers, 1 + trial % 3);
+    }
+  }
+}
+
+TEST(MlaSplit, OneLongRequestIsDividedEvenly) {
+  const int tiles = mla_tiles(1 << 20), share = mla_share(tiles + kMlaOverhead, 132, 1);
+  EXPECT_EQ(tiles, 16384);
+  EXPECT_EQ(share, (16386 + 131) / 132);
+  check({1 << 20}, 132, 1);
+}
+
+TEST(MlaSplit, ShortRequestsAreNotSplitBelowTheLeastShare) {
+  EXPECT_EQ(mla_share(mla_tiles(128) + kMlaOverhead, 132, 2), 2 + kMlaOverhead);
+  check({128}, 132, 2);
+}
+
+TEST(MlaSplit, AnEmptyRequestHasATile) {
+  EXPECT_EQ(mla_tiles(0), 1);
+  EXPECT_EQ(mla_tiles(1), 1);
+  EXPECT_EQ(mla_tiles(64), 1);
+  EXPECT_EQ(mla_tiles(65), 2);
+}
+
+}  // namespace
+}  // namespace k3::ops::cuda
