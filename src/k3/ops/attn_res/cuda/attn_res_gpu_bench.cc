@@ -76,9 +76,10 @@ const BenchRegistration registration("attn_res", [](Bench& bench) {
   }
   for (const int cluster : {1, 2, 4}) site(bench, 8, 9, true, true, kAuto, cluster);
   for (const int cluster : {1, 2}) site(bench, 128, 9, true, false, kAuto, cluster);
-  for (const int64_t tokens : {128, 256, 512}) {
+  for (const int64_t tokens : {32, 64, 128, 256, 512}) {
     site(bench, tokens, 9, true, false, AttnResKernel::large);
-    site(bench, tokens, 9, true, false, kAuto, 1);
+    site(bench, tokens, 9, true, true, AttnResKernel::large);
+    site(bench, tokens, 9, true, true, kAuto, tokens <= 32 ? 4 : tokens <= 64 ? 2 : 1);
   }
 });
 

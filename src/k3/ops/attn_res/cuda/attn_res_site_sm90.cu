@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(kThreads, 1) site_small(const __grid_constant_
   constexpr int kLast = kRows - 1;
   uint4 x[kRows] = {};
   uint4 delta = {};
-  float query[8] = {};
+  float query[8] = {}, norm[8] = {};
   if (active) {  // none of this was written by the kernel right before
 #pragma unroll
     for (int r = 0; r < kLast; ++r) x[r] = load_once(row_of(s.bank, s.bank_block_stride, r, s.bank_stride * token + at));
@@ -113,6 +113,7 @@ __global__ void __launch_bounds__(kThreads, 1) site_small(const __grid_constant_
       x[kLast] = *static_cast<const uint4*>(row_of(s.prefix, s.prefix_stride, token, at));
     }
     load_floats(s.query + at, query);
+    if (s.norm != nullptr) load_norm(s, at, norm);
   }
   const uint32_t parts = shared_address(part), norm_parts = shared_address(norms);
   if (cluster > 1) cluster_arrive();  // nobody writes into a block that has not begun
@@ -140,8 +141,6 @@ __global__ void __launch_bounds__(kThreads, 1) site_small(const __grid_constant_
   score8(x[kLast], query, last[0], last[1]);
   const float last_total = warp_sums(last);
   push(parts, cluster, lane < 2, slot, 2 * kLast + lane, last_total);
-  float norm[8] = {};
-  if (active && s.norm != nullptr) load_norm(s, at, norm);
   if (cluster > 1) {
     cluster_sync();
   } else {
@@ -189,8 +188,6 @@ __global__ void __launch_bounds__(kLargeThreads, 1) site_large(const __grid_cons
     mbar_init_fence();
   }
   __syncthreads();
-  pdl_wait();
-  pdl_release();
   int slot = 0;
   uint32_t phase = 0;
   const auto next = [&] {
@@ -207,6 +204,8 @@ __global__ void __launch_bounds__(kLargeThreads, 1) site_large(const __grid_cons
     };
     for (int64_t token = blockIdx.x; token < s.tokens; token += gridDim.x) {
       for (int r = 0; r < s.blocks; ++r) load(row_of(s.bank, s.bank_block_stride, r, s.bank_stride * token));
+      pdl_wait();  // the bank was not written by the kernel right before
+      pdl_release();
       if (s.prefix != nullptr) load(row_of(s.prefix, s.prefix_stride, token));
       if (s.delta != nullptr) load(row_of(s.delta, s.delta_stride, token));
     }
@@ -236,6 +235,7 @@ __global__ void __launch_bounds__(kLargeThreads, 1) site_large(const __grid_cons
       if (vector[c] < vectors) store_row(to, stride, token, 8 * vector[c], x[c]);
     }
   };
+  pdl_release();  // in effect when the loading thread, too, has come so far
   constexpr int kLast = kRows - 1;
   int parity = 0;
   for (int64_t token = blockIdx.x; token < s.tokens; token += gridDim.x, parity ^= 1) {
@@ -249,6 +249,7 @@ __global__ void __launch_bounds__(kLargeThreads, 1) site_large(const __grid_cons
       mbar_wait(full + 8 * slot, phase);
       read(slot, x);
       if (r == kLast) {
+        pdl_wait();
         release(slot);
         next();
         if (with_prefix && two) {
@@ -273,9 +274,8 @@ __global__ void __launch_bounds__(kLargeThreads, 1) site_large(const __grid_cons
     if (lane < 2 * kRows) part[parity][warp][lane] = sum_of_warp;
     named_barrier(1, consumers);
     float total = 0;
-    if (lane < 2 * kRows) {
-      for (int w = 0; w < warps; ++w) total += part[parity][w][lane];
-    }
+#pragma unroll
+    for (int w = 0; w < kLargeWarps; ++w) total += w < warps && lane < 2 * kRows ? part[parity][w][lane] : 0;
     float weight[kRows];
     weights_of<kRows>(s, token, total, weight);
     float h[2][8] = {};

@@ -25,6 +25,11 @@ __device__ __forceinline__ float value_of(uint32_t key) { return __uint_as_float
 __device__ __forceinline__ uint64_t rank_key(float x, int32_t id) { return static_cast<uint64_t>(key_of(x)) << 32 | (kFull - static_cast<uint32_t>(id)); }
 __device__ __forceinline__ int32_t rank_id(uint64_t key) { return static_cast<int32_t>(kFull - static_cast<uint32_t>(key)); }
 
+__device__ __forceinline__ void sync_cluster() {
+  __syncwarp();  // the barrier wants whole warps
+  cluster_sync();
+}
+
 struct Sum {
   __device__ static uint64_t of(uint64_t a, uint64_t b) { return a + b; }
 };
@@ -79,7 +84,7 @@ struct Row {
     x = block_reduce<Op, kOr>(x);
     if (cluster == 1) return x;
     if (warp == 0 && lane < cluster) remote_store(shared_address(&boxes.block[parity][rank]), lane, x);
-    cluster_sync();
+    sync_cluster();
     Pair all = boxes.block[parity][0];
     for (int i = 1; i < cluster; ++i) all = combine<Op, kOr>(all, boxes.block[parity][i]);
     return all;
@@ -126,20 +131,20 @@ __device__ int32_t search_id(uint32_t wanted, int32_t vocab, const Count& count)
   return high;
 }
 
-// first: the first key to try; all: entries with key >= 1 and their value (at least target).
+// first: the first key to try (masses), or the largest there is; all: entries with key >= 1 and their value (at least target).
 template <bool kMass>
 __device__ Bound search(Row& row, const Slice& slice, const Candidates& candidates, int32_t vocab, uint64_t target, uint32_t first, uint32_t all) {
-  uint32_t low = 1, high = kMass ? 0x3F800001U : kFull;  // values from low on reach the target, from high on they do not
+  uint32_t low = 1, high = kMass ? 0x3F800001U : first + 1;  // values from low on reach the target, from high on they do not
   uint32_t count_low = all, count_high = 0;
   uint64_t above = 0;  // from high on
   float step = 4;
   for (int i = 0; count_low - count_high > kCandidates && high - low > 1; ++i) {
     uint32_t probe = low + (high - low) / 2;
-    if (i == 0 && first > low && first < high) probe = first;
-    if (!kMass && i > 0 && i < 16) {  // by value: logits are spread evenly over values, not over keys
+    if (kMass && i == 0 && first > low && first < high) probe = first;
+    if (!kMass && i < 16) {  // by value: logits are spread evenly over values, not over keys
       const float bottom = low == 1 ? value_of(first) - (step *= 2) : value_of(low);
       const uint32_t by_value = low == 1 ? key_of(bottom) : key_of(bottom + (value_of(high) - bottom) / 2);
-      if (high != kFull && by_value > low && by_value < high) probe = by_value;
+      if (by_value > low && by_value < high) probe = by_value;
     }
     Pair sum{0, 0};
     for (int j = row.tid; j < slice.count; j += kThreads) {
@@ -181,7 +186,7 @@ __device__ Bound search(Row& row, const Slice& slice, const Candidates& candidat
     asm volatile("st.shared::cluster.u32 [%0], %1;\n" ::"r"(keys + 4 * at), "r"(key) : "memory");
     asm volatile("st.shared::cluster.u32 [%0], %1;\n" ::"r"(ids + 4 * at), "r"(static_cast<uint32_t>(slice.begin + j)) : "memory");
   }
-  cluster_sync();
+  sync_cluster();
   if (row.rank == 0) {
     uint32_t left = count_low - count_high;
     const int count = static_cast<int>(left);
@@ -240,7 +245,7 @@ __device__ Bound search(Row& row, const Slice& slice, const Candidates& candidat
       asm volatile("st.shared::cluster.u32 [%0], %1;\n" ::"r"(id), "r"(static_cast<uint32_t>(row.boxes.id)) : "memory");
     }
   }
-  cluster_sync();
+  sync_cluster();
   return {row.boxes.key, row.boxes.id};
 }
 
@@ -368,7 +373,7 @@ __device__ void write_top(Row& row, const Slice& slice, const Candidates& candid
     asm volatile("st.shared::cluster.u32 [%0], %1;\n" ::"r"(keys + 4 * at), "r"(key) : "memory");
     asm volatile("st.shared::cluster.u32 [%0], %1;\n" ::"r"(ids + 4 * at), "r"(static_cast<uint32_t>(slice.begin + j)) : "memory");
   }
-  cluster_sync();
+  sync_cluster();
   const int count = static_cast<int>(row.boxes.fill);
   if (row.rank == 0 && row.tid < s.top) {
     const int64_t out = r * s.top;
@@ -386,7 +391,7 @@ __device__ void write_top(Row& row, const Slice& slice, const Candidates& candid
   }
   __syncthreads();
   if (row.tid == 0) row.boxes.fill = 0;
-  cluster_sync();
+  sync_cluster();
 }
 
 template <bool kBf16>
@@ -484,10 +489,10 @@ __global__ void __launch_bounds__(kThreads, 2) sample(const __grid_constant__ Sa
   __shared__ Boxes boxes;
   Row row{boxes, static_cast<int>(cluster_rank()), kCluster, static_cast<int>(threadIdx.x), static_cast<int>(threadIdx.x / 32), static_cast<int>(threadIdx.x & 31)};
   if (row.tid == 0) boxes.fill = 0;
-  cluster_sync();  // every block has begun: stores into it may start
+  sync_cluster();  // every block has begun: stores into it may start
   dependent_begin();
   sample_row<kBf16>(row, s, blockIdx.x / kCluster, per_block, slice);
-  cluster_sync();  // nobody reads from a block that has gone
+  sync_cluster();  // nobody reads from a block that has gone
 }
 
 template <bool kBf16>
