@@ -64,4 +64,19 @@ CudaStatus attn_res_cuda(const AttnResSite& s, Stream stream) {
   return attn_res_cuda(s, attn_res_plan(s.tokens, s.hidden, sources, device_info()), stream);
 }
 
+CudaStatus attn_res_inter_cuda(const AttnResInter& a, Stream stream) {
+  K3_CHECK(a.hidden > 0 && a.hidden % 128 == 0 && a.hidden <= 7168, "attn_res_inter: hidden {}", a.hidden);
+  K3_CHECK(a.blocks > 0 && a.blocks <= 8 && a.sites > 0 && a.sites <= 24, "attn_res_inter: {} blocks, {} sites", a.blocks, a.sites);
+  check_rows(a.bank, a.bank_stride, "bank");
+  check_rows(nullptr, a.bank_block_stride, "bank");
+  check_rows(a.y1, a.y1_stride, "y1");
+  check_rows(nullptr, a.y1_site_stride, "y1");
+  K3_CHECK(a.query != nullptr && a.bank != nullptr && a.y1 != nullptr && a.m1 != nullptr && a.d1 != nullptr, "attn_res_inter: no data");
+  if (a.tokens == 0) return {};
+  // Three stages of two tokens' bank rows and two of outputs: slices of an eighth of a row, 16 bytes apart.
+  const int64_t pitch = a.hidden / 8 * 2 + 16, shared = (3 * 2 * 8 + 2 * 24) * pitch;
+  const int64_t clusters = std::min<int64_t>((a.tokens + 1) / 2, device_info().sm_count / 8);
+  return {attn_res_inter_launch(a, static_cast<int>(clusters), static_cast<int>(shared), stream)};
+}
+
 }  // namespace k3::ops::cuda

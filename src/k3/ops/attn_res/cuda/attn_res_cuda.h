@@ -23,4 +23,9 @@ AttnResPlan attn_res_plan(int64_t tokens, int64_t hidden, int sources, const Dev
 CudaStatus attn_res_cuda(const AttnResSite& site, Stream stream);
 CudaStatus attn_res_cuda(const AttnResSite& site, const AttnResPlan& plan, Stream stream);  // for benches and tests
 
+// y1 [sites, T, hidden] bf16 and m1, d1 [sites, T] f32 of up to 24 sites over up to 8 banked rows, which are read once. hidden is a
+// multiple of 128, at most 7,168. Scores and weights have 16 bits of each factor: y1 is within 3e-3, m1 within 1e-4, d1 within 2e-4 relative.
+// attn_res_cuda takes site i's part as its bank: y1 + i * y1_site_stride, inter_max = m1 + i * T, inter_sum = d1 + i * T.
+CudaStatus attn_res_inter_cuda(const AttnResInter& a, Stream stream);
+
 }  // namespace k3::ops::cuda

@@ -65,6 +65,62 @@ void site(Bench& bench, int64_t tokens, int sources, bool whole, bool dependent,
             tokens > 1000 ? 2 : 8);
 }
 
+// All sites of a block in one read, and the merge of one site with its prefix.
+void batched(Bench& bench, int64_t tokens, int blocks, int sites) {
+  const std::string inter = fmt::format("inter T={} blocks={} sites={}", tokens, blocks, sites), merge = fmt::format("merge T={}", tokens);
+  if (!bench.wants("attn_res", inter)) return;
+  const int64_t row = tokens * kHidden;
+  DeviceArray<uint16_t> bank(blocks * row), y1(sites * row), rest(4 * row);  // prefix, delta, out
+  for (const auto* x : {&bank, &y1, &rest}) gpu_check(fill_normal_bf16(x->data(), x->size(), 1, 1, bench.stream()).code, "fill");
+  const std::vector<float> query = random_normal(sites * kHidden, 2, 0.01F), norm(kHidden, 1);
+  const DeviceArray<float> d_query(query), d_norm(norm), m1(sites * tokens), d1(sites * tokens);
+  bench.run({.kernel = "attn_res", .name = inter, .bytes = static_cast<double>(row) * 2 * (blocks + sites), .must = 1.5, .aim = 1.15, .note = "rows read once, y1 written"},
+            [&](cudaStream_t stream, int) {
+              gpu_check(attn_res_inter_cuda({.tokens = tokens,
+                                             .hidden = kHidden,
+                                             .blocks = blocks,
+                                             .sites = sites,
+                                             .bank = bank.data(),
+                                             .bank_block_stride = row,
+                                             .bank_stride = kHidden,
+                                             .query = d_query.data(),
+                                             .y1 = y1.data(),
+                                             .y1_site_stride = row,
+                                             .y1_stride = kHidden,
+                                             .m1 = m1.data(),
+                                             .d1 = d1.data()},
+                                            stream)
+                            .code,
+                        "inter");
+            },
+            2);
+  bench.run({.kernel = "attn_res", .name = merge, .bytes = static_cast<double>(row) * 2 * 5, .must = 1.5, .aim = 1.15, .note = "y1, P, delta read; P, y written"},
+            [&](cudaStream_t stream, int i) {
+              const int64_t s = i % sites;
+              gpu_check(attn_res_cuda({.tokens = tokens,
+                                       .hidden = kHidden,
+                                       .blocks = 1,
+                                       .bank = y1.data() + s * row,
+                                       .bank_stride = kHidden,
+                                       .prefix = rest.data(),
+                                       .prefix_stride = kHidden,
+                                       .delta = rest.data() + row,
+                                       .delta_stride = kHidden,
+                                       .prefix_out = rest.data(),
+                                       .prefix_out_stride = kHidden,
+                                       .query = d_query.data() + s * kHidden,
+                                       .norm = d_norm.data(),
+                                       .inter_max = m1.data() + s * tokens,
+                                       .inter_sum = d1.data() + s * tokens,
+                                       .out = rest.data() + 2 * row,
+                                       .out_stride = kHidden},
+                                      stream)
+                            .code,
+                        "merge");
+            },
+            2);
+}
+
 const BenchRegistration registration("attn_res", [](Bench& bench) {
   constexpr AttnResKernel kAuto = AttnResKernel::small;
   for (const int sources : {9, 5}) {
@@ -76,6 +132,9 @@ const BenchRegistration registration("attn_res", [](Bench& bench) {
   }
   for (const int cluster : {1, 2, 4}) site(bench, 8, 9, true, true, kAuto, cluster);
   for (const int cluster : {1, 2}) site(bench, 128, 9, true, false, kAuto, cluster);
+  batched(bench, 8192, 8, 24);
+  batched(bench, 8192, 4, 24);
+  batched(bench, 1024, 8, 24);
   for (const int64_t tokens : {32, 64, 128, 256, 512}) {
     site(bench, tokens, 9, true, false, AttnResKernel::large);
     site(bench, tokens, 9, true, true, AttnResKernel::large);

@@ -64,11 +64,12 @@ __device__ __forceinline__ void remote_store(uint32_t address, uint32_t rank, co
   asm volatile("st.shared::cluster.u64 [%0], %1;\nst.shared::cluster.u32 [%0+8], %2;\n" ::"r"(to), "l"(x.value), "r"(x.count) : "memory");
 }
 
-// What a row's threads share. `parity` alternates between reductions, so that one barrier each is enough.
+// What a row's threads share. The parities alternate between reductions, so that one barrier each is enough; block 0 makes some
+// alone, so the cluster has a parity of its own.
 struct Row {
   Boxes& boxes;
   int rank, cluster, tid, warp, lane;
-  int parity = 0;
+  int parity = 0, cluster_parity = 0;
 
   template <class Op, bool kOr = false>
   __device__ Pair block_reduce(Pair x) {  // all threads get it
@@ -83,10 +84,11 @@ struct Row {
   __device__ Pair reduce(Pair x) {  // over the cluster
     x = block_reduce<Op, kOr>(x);
     if (cluster == 1) return x;
-    if (warp == 0 && lane < cluster) remote_store(shared_address(&boxes.block[parity][rank]), lane, x);
+    cluster_parity ^= 1;
+    if (warp == 0 && lane < cluster) remote_store(shared_address(&boxes.block[cluster_parity][rank]), lane, x);
     sync_cluster();
-    Pair all = boxes.block[parity][0];
-    for (int i = 1; i < cluster; ++i) all = combine<Op, kOr>(all, boxes.block[parity][i]);
+    Pair all = boxes.block[cluster_parity][0];
+    for (int i = 1; i < cluster; ++i) all = combine<Op, kOr>(all, boxes.block[cluster_parity][i]);
     return all;
   }
 };
@@ -340,7 +342,7 @@ __device__ int32_t draw(Row& row, const Slice& slice, const Bound& bound, float 
   if (row.lane == 0) row.boxes.warp_mass[row.warp] = of_warp.value;
   const Pair total = row.reduce<Sum>({mine, 0});
   uint64_t before = 0;
-  for (int i = 0; i < row.rank; ++i) before += row.boxes.block[row.parity][i].value;
+  for (int i = 0; i < row.rank; ++i) before += row.boxes.block[row.cluster_parity][i].value;
   const uint64_t point = sample_point(uniform, total.value);
   for (int i = 0; i < row.warp; ++i) before += row.boxes.warp_mass[i];
   if (point < before || point >= before + of_warp.value) return -1;
