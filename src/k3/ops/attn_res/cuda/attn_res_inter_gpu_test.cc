@@ -61,7 +61,8 @@ void run(const Case& c) {
       for (int64_t j = 0; j < c.blocks; ++j) {
         const double e = std::exp(scores[static_cast<size_t>(j)] - top);
         mass += e;
-        for (int64_t i = 0; i < H; ++i) y[static_cast<size_t>(i)] += e * static_cast<double>(bank[static_cast<size_t>((j * T + t) * stride + i)]);
+        for (int64_t i = 0; i < H; ++i)
+          y[static_cast<size_t>(i)] += e * static_cast<double>(bank[static_cast<size_t>((j * T + t) * stride + i)]);
       }
       const auto at = static_cast<size_t>(s * T + t);
       worst_m = std::max(worst_m, std::abs(static_cast<double>(got_m[at]) - top));
@@ -86,7 +87,8 @@ void run(const Case& c) {
   double worst = 0;
   for (int64_t s = 0; s < c.sites; s += std::max(1, c.sites - 1)) {
     std::vector<float> want(static_cast<size_t>(T * H)), rows;
-    for (int64_t r = 0; r < c.blocks * T; ++r) rows.insert(rows.end(), bank.begin() + r * stride, bank.begin() + r * stride + H);
+    for (int64_t r = 0; r < c.blocks * T; ++r)
+      rows.insert(rows.end(), bank.begin() + r * stride, bank.begin() + r * stride + H);
     const Tensor want_t = matrix(want.data(), T, H);
     attn_res_ref(Tensor(rows.data(), DType::f32, {c.blocks, T, H}), matrix(prefix.data(), T, H),
                  Tensor(query.data() + s * H, DType::f32, {H}), 1e-5F, want_t);
@@ -110,8 +112,8 @@ void run(const Case& c) {
     worst = std::max(worst, norm_ratio(from_bf16(out.get()), want));
   }
   EXPECT_LE(worst, 3e-3);
-  fmt::print("inter T={} hidden={} blocks={} sites={}: y1 {:.2e}, m1 {:.1e}, d1 {:.1e}, merged {:.2e}\n", T, H, c.blocks, c.sites, ratio,
-             worst_m, worst_d, worst);
+  fmt::print("inter T={} hidden={} blocks={} sites={}: y1 {:.2e}, m1 {:.1e}, d1 {:.1e}, merged {:.2e}\n", T, H, c.blocks,
+             c.sites, ratio, worst_m, worst_d, worst);
 }
 
 TEST(AttnResInterGpu, SanitizeSmallestShapes) {

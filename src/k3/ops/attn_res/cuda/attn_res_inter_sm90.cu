@@ -1,8 +1,9 @@
 // The inter-block part of all sites of a block: s = t . x / rms(x), m1 = max s, d1 = sum e^(s - m1), y1 = sum e^(s - m1) x.
-// A cluster of 8 blocks takes two tokens at a time; each block owns an eighth of the columns and keeps that part of the queries in
-// registers as BF16 pairs (high and low half), so products with the rows have 16 bits. Scores are summed over the cluster through
-// distributed shared memory; then every block mixes its columns, again by products, with weights in two halves.
-#include <math_constants.h>
+// A cluster of 8 blocks takes two tokens at a time; each block owns an eighth of the columns and keeps that part of the
+// queries in registers as BF16 pairs (high and low half), so products with the rows have 16 bits. Scores are summed over the
+// cluster through distributed shared memory; then every block mixes its columns, again by products, with weights in two
+// halves.
+#include <cmath>
 
 #include "k3/ops/attn_res/cuda/attn_res_args.h"
 #include "k3/ops/cuda/launch.cuh"
@@ -12,8 +13,9 @@ namespace k3::ops::cuda {
 namespace {
 
 constexpr int kThreads = 256, kWarps = 8, kCluster = 8, kTokens = 2, kStages = 3;
-constexpr int kSites = 24, kRows = 8, kScores = kSites * kRows, kSums = kScores + kRows;  // scores and sums of squares of a token
-constexpr int kSteps = 7;  // of 16 columns, a warp: 8 * 7 * 16 = 896
+constexpr int kSites = 24, kRows = 8, kScores = kSites * kRows,
+              kSums = kScores + kRows;  // scores and sums of squares of a token
+constexpr int kSteps = 7;               // of 16 columns, a warp: 8 * 7 * 16 = 896
 
 __device__ __forceinline__ uint32_t pack_low(float a, float b, uint32_t high) {  // what `high` lost
   return pack_bf16(a - low_bf16(high), b - high_bf16(high));
@@ -62,7 +64,8 @@ __device__ __forceinline__ void score(const Queries& q, uint32_t rows, int pitch
     mma_bf16(low_sites, {q.low[i][0], q.low[i][1], q.low[i][2], q.low[i][3]}, b);
     mma_bf16(high_sites, {q.low[i][4], 0, q.low[i][5], 0}, b);
 #pragma unroll
-    for (int j = 0; j < 2; ++j) squares = fmaf(low_bf16(b[j]), low_bf16(b[j]), fmaf(high_bf16(b[j]), high_bf16(b[j]), squares));
+    for (int j = 0; j < 2; ++j)
+      squares = fmaf(low_bf16(b[j]), low_bf16(b[j]), fmaf(high_bf16(b[j]), high_bf16(b[j]), squares));
   }
   squares += __shfl_xor_sync(0xFFFFFFFFU, squares, 1);
   squares += __shfl_xor_sync(0xFFFFFFFFU, squares, 2);
@@ -75,7 +78,8 @@ __device__ __forceinline__ void score(const Queries& q, uint32_t rows, int pitch
 }
 
 // Thread (site, row) of a token: its weight, in two halves; the first block writes m1 and d1.
-__device__ __forceinline__ void weigh(const AttnResInter& a, Shared& shared, int parity, int token, int64_t at, bool writes) {
+__device__ __forceinline__ void weigh(const AttnResInter& a, Shared& shared, int parity, int token, int64_t at,
+                                      bool writes) {
   const int site = threadIdx.x / kRows, row = threadIdx.x % kRows;
   if (site >= kSites) return;  // whole warps
   float dot = 0, squares = 0;
@@ -84,7 +88,7 @@ __device__ __forceinline__ void weigh(const AttnResInter& a, Shared& shared, int
     dot += shared.box[parity][r][token * kSums + threadIdx.x];
     squares += shared.box[parity][r][token * kSums + kScores + row];
   }
-  const float s = row < a.blocks ? dot * rsqrtf(squares / static_cast<float>(a.hidden) + a.eps) : -CUDART_INF_F;
+  const float s = row < a.blocks ? dot * rsqrtf(squares / static_cast<float>(a.hidden) + a.eps) : -INFINITY;
   float top = s;
 #pragma unroll
   for (int i = 1; i < kRows; i *= 2) top = fmaxf(top, __shfl_xor_sync(0xFFFFFFFFU, top, i));
@@ -105,12 +109,15 @@ __device__ __forceinline__ void weigh(const AttnResInter& a, Shared& shared, int
 }
 
 // y1 of one token, this warp's columns.
-__device__ __forceinline__ void mix(const Shared& shared, int token, uint32_t rows, uint8_t* out, int pitch, int pairs, int warp, int lane) {
+__device__ __forceinline__ void mix(const Shared& shared, int token, uint32_t rows, uint8_t* out, int pitch, int pairs,
+                                    int warp, int lane) {
   const int site = lane / 4, two = lane % 4;
   const auto& w = shared.weights[token];
   const uint32_t low_sites[4] = {w[0][site][two], w[0][site + 8][two], w[1][site][two], w[1][site + 8][two]};
   const uint32_t high_sites[4] = {w[0][site + 16][two], 0, w[1][site + 16][two], 0};
-  const auto put = [&](int s, int column, float x, float y) { *reinterpret_cast<uint32_t*>(out + s * pitch + 2 * column) = pack_bf16(x, y); };
+  const auto put = [&](int s, int column, float x, float y) {
+    *reinterpret_cast<uint32_t*>(out + s * pitch + 2 * column) = pack_bf16(x, y);
+  };
   for (int p = warp; p < pairs; p += kWarps) {  // of 16 columns
     uint32_t x[2];
     ldmatrix_x2_trans(x, rows + (lane % 8) * pitch + 32 * p + (lane / 8 % 2) * 16);
@@ -141,7 +148,8 @@ __global__ void __launch_bounds__(kThreads, 1) inter(const __grid_constant__ Att
   const uint32_t rows = shared_address(rows_and_out);
   Queries queries;
   load_queries(a, first + 16 * first_step, steps, lane, queries);
-  for (int i = tid; i < kStages * stage_bytes / 16; i += kThreads) reinterpret_cast<uint4*>(rows_and_out)[i] = {};  // rows that do not exist: 0 times 0
+  for (int i = tid; i < kStages * stage_bytes / 16; i += kThreads)
+    reinterpret_cast<uint4*>(rows_and_out)[i] = {};  // rows that do not exist: 0 times 0
   fence_async_proxy();
   if (tid == 0) {
     for (int i = 0; i < kStages; ++i) mbar_init(shared_address(&shared.full[i]), 1);
@@ -156,7 +164,8 @@ __global__ void __launch_bounds__(kThreads, 1) inter(const __grid_constant__ Att
     mbar_expect(bar, static_cast<uint32_t>(count) * a.blocks * bytes);
     for (int t = 0; t < count; ++t) {
       for (int j = 0; j < a.blocks; ++j) {
-        const char* from = static_cast<const char*>(a.bank) + 2 * (a.bank_block_stride * j + a.bank_stride * (kTokens * pair + t) + first);
+        const char* from =
+            static_cast<const char*>(a.bank) + 2 * (a.bank_block_stride * j + a.bank_stride * (kTokens * pair + t) + first);
         bulk_load(rows + stage * stage_bytes + (t * kRows + j) * pitch, from, bytes, bar);
       }
     }
@@ -171,7 +180,8 @@ __global__ void __launch_bounds__(kThreads, 1) inter(const __grid_constant__ Att
     const uint32_t at = rows + stage * stage_bytes;
     mbar_wait(shared_address(&shared.full[stage]), phase);
 #pragma unroll
-    for (int t = 0; t < kTokens; ++t) score(queries, at + t * kRows * pitch + 32 * first_step, pitch, steps, lane, shared.part[t][warp]);
+    for (int t = 0; t < kTokens; ++t)
+      score(queries, at + t * kRows * pitch + 32 * first_step, pitch, steps, lane, shared.part[t][warp]);
     __syncthreads();
     for (int i = tid; i < kTokens * kSums; i += kThreads) {
       const int t = i / kSums, k = i % kSums;
@@ -188,7 +198,8 @@ __global__ void __launch_bounds__(kThreads, 1) inter(const __grid_constant__ Att
     if (warp < kTokens) bulk_wait_read<0>();  // the outputs of the pair before have left
     __syncthreads();
 #pragma unroll
-    for (int t = 0; t < kTokens; ++t) mix(shared, t, at + t * kRows * pitch, out + t * kSites * pitch, pitch, steps_all, warp, lane);
+    for (int t = 0; t < kTokens; ++t)
+      mix(shared, t, at + t * kRows * pitch, out + t * kSites * pitch, pitch, steps_all, warp, lane);
     fence_async_proxy();
     __syncthreads();
     if (warp < kTokens && lane < a.sites && kTokens * pair + warp < a.tokens) {

@@ -1,4 +1,5 @@
-// The GPU's choice against sample_rule (bit for bit) and against Sampler (the same but for points within rounding of a border).
+// The GPU's choice against sample_rule (bit for bit) and against Sampler (the same but for points within rounding of a
+// border).
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -22,7 +23,9 @@ struct Rows {
 
   int64_t count() const { return static_cast<int64_t>(params.size()); }
   int64_t words() const { return (vocab + 31) / 32; }
-  std::span<const float> row(int64_t r) const { return std::span(logits).subspan(static_cast<size_t>(r * vocab), static_cast<size_t>(vocab)); }
+  std::span<const float> row(int64_t r) const {
+    return std::span(logits).subspan(static_cast<size_t>(r * vocab), static_cast<size_t>(vocab));
+  }
   void add(const std::vector<float>& x, const SampleRow& p) {
     for (const float v : x) logits.push_back(bf16 ? round_to_bf16(v) : v);
     params.push_back(p);
@@ -62,7 +65,8 @@ Chosen choose(const Rows& in, bool greedy_kernel = false) {
                                           nullptr);
   EXPECT_TRUE(status.ok());
   gpu_sync();
-  EXPECT_TRUE(ids.guards_intact() && flags.guards_intact() && logprobs.guards_intact() && top_ids.guards_intact() && top_logprobs.guards_intact());
+  EXPECT_TRUE(ids.guards_intact() && flags.guards_intact() && logprobs.guards_intact() && top_ids.guards_intact() &&
+              top_logprobs.guards_intact());
   return {ids.get(), top_ids.get(), flags.get(), logprobs.get(), top_logprobs.get()};
 }
 
@@ -76,10 +80,13 @@ int check(const Rows& in, const char* what) {
   int wrong = 0;
   for (int64_t r = 0; r < in.count(); ++r) {
     const auto i = static_cast<size_t>(r);
-    const auto mask = in.mask.empty() ? std::span<const uint32_t>() : std::span(in.mask).subspan(i * static_cast<size_t>(in.words()), static_cast<size_t>(in.words()));
+    const auto mask = in.mask.empty()
+                          ? std::span<const uint32_t>()
+                          : std::span(in.mask).subspan(i * static_cast<size_t>(in.words()), static_cast<size_t>(in.words()));
     const int32_t want = sample_rule(in.row(r), in.params[i], mask);
     if (got.ids[i] != want && ++wrong <= 3) {
-      ADD_FAILURE() << what << " V=" << in.vocab << " bf16=" << in.bf16 << " row " << r << " " << text(in.params[i]) << ": " << got.ids[i] << " not " << want;
+      ADD_FAILURE() << what << " V=" << in.vocab << " bf16=" << in.bf16 << " row " << r << " " << text(in.params[i]) << ": "
+                    << got.ids[i] << " not " << want;
     }
   }
   EXPECT_EQ(wrong, 0) << what << " of " << in.count();
@@ -122,7 +129,8 @@ TEST(SamplingGpu, WholeVocabulary) {
     uint64_t seed = 1;
     for (const float spread : {0.01F, 1.0F, 4.0F}) {
       Rows rows{.vocab = kVocab, .bf16 = bf16};
-      for (int i = 0; i < 8; ++i) rows.add(random_normal(kVocab, seed, spread), filters[(seed * 11) % filters.size()]), ++seed;
+      for (int i = 0; i < 8; ++i)
+        rows.add(random_normal(kVocab, seed, spread), filters[(seed * 11) % filters.size()]), ++seed;
       check(rows, "whole");
     }
   }
@@ -139,7 +147,8 @@ TEST(SamplingGpu, TiesAndHeavyTails) {
     for (size_t i = 0; i < n; ++i) few[i] = std::round(few[i] * 2) / 2, steps[i] = i % 2 == 0 ? -0.0F : 0.0F;
     uint64_t counter = 0;
     for (const auto* x : {&equal, &two, &one, &few, &steps}) {
-      for (const SampleRow& p : {SampleRow{1, 0.5F, 0, 0}, SampleRow{1, 0.9F, 0, 77}, SampleRow{1, 1, 0, 501}, SampleRow{0.7F, 0.3F, 0.5F, 900}, SampleRow{1, 1, 0, 0}, SampleRow{0, 1, 0, 0}}) {
+      for (const SampleRow& p : {SampleRow{1, 0.5F, 0, 0}, SampleRow{1, 0.9F, 0, 77}, SampleRow{1, 1, 0, 501},
+                                 SampleRow{0.7F, 0.3F, 0.5F, 900}, SampleRow{1, 1, 0, 0}, SampleRow{0, 1, 0, 0}}) {
         SampleRow q = p;
         q.uniform = Rng(1, 2).uniform(counter++);
         if (vocab == 163840 && counter % 3 != 0) continue;
@@ -158,7 +167,8 @@ TEST(SamplingGpu, MasksLimitEveryFilter) {
   Rows rows{.vocab = kVocab};
   for (const SampleRow& p : every_filter()) rows.add(random_normal(kVocab, rows.params.size() + 1), p);
   const Rng rng(9, 9);
-  for (int64_t i = 0; i < rows.count() * rows.words(); ++i) rows.mask.push_back(rng.bits(static_cast<uint64_t>(i)) & rng.bits(static_cast<uint64_t>(i) + 1000000));
+  for (int64_t i = 0; i < rows.count() * rows.words(); ++i)
+    rows.mask.push_back(rng.bits(static_cast<uint64_t>(i)) & rng.bits(static_cast<uint64_t>(i) + 1000000));
   std::fill_n(rows.mask.begin(), rows.words(), 0U);  // row 0: nothing may come
   check(rows, "mask");
   EXPECT_EQ(choose(rows).flags[0], kSampleNoToken);
@@ -255,7 +265,8 @@ TEST(SamplingGpu, AgreesWithSampler) {
   uint64_t seed = 1;
   for (SampleRow p : every_filter()) {
     const std::vector<float> x = random_normal(rows.vocab, seed, 2.0F);
-    Sampler sampler({.temperature = p.temperature, .top_p = p.top_p, .top_k = p.top_k, .min_p = p.min_p, .seed = seed}, rows.vocab);
+    Sampler sampler({.temperature = p.temperature, .top_p = p.top_p, .top_k = p.top_k, .min_p = p.min_p, .seed = seed},
+                    rows.vocab);
     want.push_back(sampler.sample(x, {}, {}).value());
     p.uniform = Rng(seed, 0).uniform(0);
     rows.add(x, p);
