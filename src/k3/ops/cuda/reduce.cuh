@@ -1,4 +1,5 @@
-// Internal to ops/cuda. Sums over a warp of several values at once, vectors of eight BF16, stores into other blocks of a cluster.
+// Internal to ops/cuda. Sums over a warp of several values at once, vectors of eight BF16, stores into other blocks of a
+// cluster.
 #pragma once
 
 #include "k3/ops/cuda/ptx.cuh"
@@ -18,8 +19,8 @@ __device__ __forceinline__ void fold_lanes(float (&x)[kSize]) {
     fold_lanes<kHalf / 2, (kCount < kHalf ? kCount : kHalf)>(x);
   }
 }
-// Lane i < kCount gets the warp's sum of v[i] (others: zeros or copies); v is overwritten. About kCount + 5 shuffles; sums one by
-// one would be 5 kCount.
+// Lane i < kCount gets the warp's sum of v[i] (others: zeros or copies); v is overwritten. About kCount + 5 shuffles; sums
+// one by one would be 5 kCount.
 template <int kCount>
 __device__ __forceinline__ float warp_sums(float (&v)[kCount]) {
   static_assert(kCount <= 32);
@@ -52,10 +53,19 @@ __device__ __forceinline__ uint4 add8(const uint4& a, const uint4& b) {
 // Read-only data that no thread of this launch writes.
 __device__ __forceinline__ uint4 load_once(const void* p) {
   uint4 out;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];\n" : "=r"(out.x), "=r"(out.y), "=r"(out.z), "=r"(out.w) : "l"(p));
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];\n"
+               : "=r"(out.x), "=r"(out.y), "=r"(out.z), "=r"(out.w)
+               : "l"(p));
   return out;
 }
 
+// A store into a block of the cluster that counts its bytes at a barrier of that block; both addresses are of cluster_map.
+__device__ __forceinline__ void cluster_send(uint32_t address, uint32_t bar, float value) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];\n" ::"r"(address), "f"(value), "r"(bar) : "memory");
+}
+__device__ __forceinline__ void cluster_send(uint32_t address, uint32_t bar, float x, float y) {  // aligned to 8
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];\n" ::"r"(address), "f"(x), "f"(y), "r"(bar) : "memory");
+}
 __device__ __forceinline__ void cluster_store(uint32_t address, float value) {  // an address of cluster_map
   asm volatile("st.shared::cluster.f32 [%0], %1;\n" ::"r"(address), "f"(value) : "memory");
 }

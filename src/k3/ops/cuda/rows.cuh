@@ -1,4 +1,5 @@
-// Internal to ops/cuda. Kernels over the vectors of eight numbers of strided rows: an Op loads what one vector needs and stores it.
+// Internal to ops/cuda. Kernels over the vectors of eight numbers of strided rows: an Op loads what one vector needs and
+// stores it.
 #pragma once
 
 #include "k3/ops/cuda/launch.cuh"
@@ -34,15 +35,16 @@ __global__ void __launch_bounds__(256) rows_kernel(const __grid_constant__ Op op
   }
 }
 
-// rows * width / 8 < 2^31.
-template <class Op>
+// rows * width / kWidth < 2^32.
+template <int kWidth = 8, class Op>
 int launch_rows(const Op& op, int64_t rows, int64_t width, bool dependent, void* stream) {
-  const auto vectors = static_cast<uint32_t>(width / 8), total = static_cast<uint32_t>(rows * vectors);
+  const auto vectors = static_cast<uint32_t>(width / kWidth), total = static_cast<uint32_t>(rows * vectors);
   const bool many = total > 256 * 1024;
   const uint32_t step = many ? 1024 : 256;
   LaunchOptions options{.grid = dim3((total + step - 1) / step), .block = dim3(256)};
   options.dependent = dependent;
-  return launch(many ? rows_kernel<4, Op> : rows_kernel<1, Op>, options, static_cast<cudaStream_t>(stream), op, vectors, total);
+  return launch(many ? rows_kernel<4, Op> : rows_kernel<1, Op>, options, static_cast<cudaStream_t>(stream), op, vectors,
+                total);
 }
 
 }  // namespace k3::ops::cuda

@@ -45,6 +45,21 @@ struct AttnResPlan {
   int shared_bytes = 0;
 };
 
+// The part over the banked rows of all sites of a block at once.
+struct AttnResInter {
+  int64_t tokens = 0, hidden = 0;
+  int blocks = 0, sites = 0;
+  const void* bank = nullptr;  // [blocks, T, hidden]
+  int64_t bank_block_stride = 0, bank_stride = 0;
+  const float* query = nullptr;  // [sites, hidden]
+  float eps = 1e-5F;
+  void* y1 = nullptr;  // [sites, T, hidden]
+  int64_t y1_site_stride = 0, y1_stride = 0;
+  float *m1 = nullptr, *d1 = nullptr;  // [sites, T]
+};
+
+int attn_res_inter_launch(const AttnResInter& a, int clusters, int shared_bytes, void* stream);
+
 int attn_res_site_launch(const AttnResSite& site, const AttnResPlan& plan, void* stream);
 
 }  // namespace k3::ops::cuda

@@ -1,7 +1,7 @@
 // The choice of a kernel, without a GPU.
-#include <gtest/gtest.h>
-
 #include "k3/ops/attn_res/cuda/attn_res_cuda.h"
+
+#include <gtest/gtest.h>
 
 namespace k3::ops::cuda {
 namespace {
@@ -32,7 +32,8 @@ TEST(AttnResPlan, FewTokensSpreadOverTheDeviceManyFillARing) {
   }
   EXPECT_EQ(attn_res_plan(1, 7168, 9, kH200).cluster, 8);
   EXPECT_EQ(attn_res_plan(8, 7168, 9, kH200).cluster, 8);
-  EXPECT_EQ(attn_res_plan(128, 7168, 9, kH200).cluster, 1);
+  EXPECT_EQ(attn_res_plan(33, 7168, 9, kH200).cluster, 2);
+  EXPECT_EQ(attn_res_plan(34, 7168, 9, kH200).kernel, AttnResKernel::large);
   EXPECT_EQ(attn_res_plan(8192, 7168, 9, kH200).kernel, AttnResKernel::large);
   EXPECT_EQ(attn_res_plan(8192, 7168, 9, kH200).slots, 16);
 }

@@ -26,9 +26,9 @@ struct Case {
 };
 
 std::string name(const Case& c) {
-  return fmt::format("T={} hidden={} blocks={} prefix={} delta={} norm={}{} bank_out={} pad={} query={} kernel={}", c.tokens, c.hidden,
-                     c.blocks, c.prefix, c.delta, c.norm, c.norm_bf16 ? " bf16" : "", c.bank_out, c.pad, c.query_scale,
-                     c.kernel ? static_cast<int>(*c.kernel) : -1);
+  return fmt::format("T={} hidden={} blocks={} prefix={} delta={} norm={}{} bank_out={} pad={} query={} kernel={}", c.tokens,
+                     c.hidden, c.blocks, c.prefix, c.delta, c.norm, c.norm_bf16 ? " bf16" : "", c.bank_out, c.pad,
+                     c.query_scale, c.kernel ? static_cast<int>(*c.kernel) : -1);
 }
 
 // Rows of a [rows, hidden] array laid out with `stride`; what lies between keeps the poison.
@@ -62,7 +62,8 @@ AttnResPlan plan_of(const Case& c, int sources) {
     plan = attn_res_plan(c.tokens, c.hidden, 10, device);
   } else if (*c.kernel == AttnResKernel::large) {
     plan = attn_res_plan(1'000'000, c.hidden, sources, device);
-    plan.grid = static_cast<int>(std::min<int64_t>(plan.grid, std::max<int64_t>(1, c.tokens / 3)));  // several tokens a block
+    plan.grid =
+        static_cast<int>(std::min<int64_t>(plan.grid, std::max<int64_t>(1, c.tokens / 3)));  // several tokens a block
   }
   return plan;
 }
@@ -70,10 +71,12 @@ AttnResPlan plan_of(const Case& c, int sources) {
 double run(const Case& c) {
   SCOPED_TRACE(name(c));
   const int64_t T = c.tokens, H = c.hidden, stride = H + c.pad;
-  const std::vector<float> bank = random_bf16(c.blocks * T * H, 1), prefix = random_bf16(T * H, 2), delta = random_bf16(T * H, 3, 0.5F);
+  const std::vector<float> bank = random_bf16(c.blocks * T * H, 1), prefix = random_bf16(T * H, 2),
+                           delta = random_bf16(T * H, 3, 0.5F);
   std::vector<float> query = random_normal(H, 4, c.query_scale / std::sqrt(static_cast<float>(H))), norm = random_bf16(H, 5);
   std::vector<float> p(static_cast<size_t>(T * H));
-  for (size_t i = 0; i < p.size(); ++i) p[i] = c.prefix && c.delta ? round_to_bf16(prefix[i] + delta[i]) : c.prefix ? prefix[i] : delta[i];
+  for (size_t i = 0; i < p.size(); ++i)
+    p[i] = c.prefix && c.delta ? round_to_bf16(prefix[i] + delta[i]) : c.prefix ? prefix[i] : delta[i];
   const bool with_prefix = c.prefix || c.delta;
 
   // attn_res_ref takes P as the last row; without P the last bank row takes its place.
@@ -85,11 +88,12 @@ double run(const Case& c) {
     last.assign(bank.end() - static_cast<ptrdiff_t>(T * H), bank.end());
   }
   const Tensor want_t(want.data(), DType::f32, {T, H});
-  attn_res_ref(count > 0 ? Tensor(rows.data(), DType::f32, {count, T, H}) : Tensor(), Tensor(last.data(), DType::f32, {T, H}),
-               Tensor(query.data(), DType::f32, {H}), kEps, want_t);
+  attn_res_ref(count > 0 ? Tensor(rows.data(), DType::f32, {count, T, H}) : Tensor(),
+               Tensor(last.data(), DType::f32, {T, H}), Tensor(query.data(), DType::f32, {H}), kEps, want_t);
   if (c.norm) rms_norm_ref(want_t, Tensor(norm.data(), DType::f32, {H}), kEps, want_t);
 
-  const DeviceArray<uint16_t> d_bank(strided(bank, H, stride)), d_prefix(strided(prefix, H, stride)), d_delta(strided(delta, H, stride));
+  const DeviceArray<uint16_t> d_bank(strided(bank, H, stride)), d_prefix(strided(prefix, H, stride)),
+      d_delta(strided(delta, H, stride));
   const DeviceArray<float> d_query(query), d_norm(norm);
   const DeviceArray<uint16_t> d_norm_bf16(to_bf16(norm)), out(T * stride), bank_out(T * stride), prefix_out(T * stride);
   const bool in_place = c.pad == 0;
@@ -103,12 +107,16 @@ double run(const Case& c) {
                          .prefix_stride = stride,
                          .delta = c.delta ? d_delta.data() : nullptr,
                          .delta_stride = stride,
-                         .prefix_out = !with_prefix ? nullptr : in_place && c.prefix ? d_prefix.data() : prefix_out.data(),
+                         .prefix_out = !with_prefix           ? nullptr
+                                       : in_place && c.prefix ? d_prefix.data()
+                                                              : prefix_out.data(),
                          .prefix_out_stride = stride,
                          .bank_out = c.bank_out ? bank_out.data() : nullptr,
                          .bank_out_stride = stride,
                          .query = d_query.data(),
-                         .norm = !c.norm ? nullptr : c.norm_bf16 ? static_cast<const void*>(d_norm_bf16.data()) : d_norm.data(),
+                         .norm = !c.norm       ? nullptr
+                                 : c.norm_bf16 ? static_cast<const void*>(d_norm_bf16.data())
+                                               : d_norm.data(),
                          .norm_bf16 = c.norm_bf16,
                          .eps = kEps,
                          .norm_eps = kEps,
@@ -124,7 +132,8 @@ double run(const Case& c) {
   if (!(ratio <= kTolerance)) {
     for (size_t i = 0; i < got.size(); ++i) {
       if (!(std::abs(got[i] - want[i]) <= 0.02F * std::abs(want[i]) + 0.02F)) {
-        fmt::print("first wrong: token {} column {}: {} not {}\n", i / static_cast<size_t>(H), i % static_cast<size_t>(H), got[i], want[i]);
+        fmt::print("first wrong: token {} column {}: {} not {}\n", i / static_cast<size_t>(H), i % static_cast<size_t>(H),
+                   got[i], want[i]);
         break;
       }
     }
@@ -162,13 +171,16 @@ TEST(AttnResGpu, EveryNumberOfBlocksEveryKernel) {
     double worst = 0;
     for (int blocks = 0; blocks <= 8; ++blocks) {
       for (const int64_t hidden : {128, 2304}) {
-        worst = std::max(worst, run({.tokens = 7, .hidden = hidden, .blocks = blocks, .bank_out = blocks % 2 == 0, .kernel = kernel}));
+        worst = std::max(
+            worst, run({.tokens = 7, .hidden = hidden, .blocks = blocks, .bank_out = blocks % 2 == 0, .kernel = kernel}));
       }
       if (blocks > 0) {
         worst = std::max(worst, run({.tokens = 4, .hidden = 128, .blocks = blocks, .prefix = false, .kernel = kernel}));
-        worst = std::max(worst, run({.tokens = 4, .hidden = 128, .blocks = blocks, .prefix = false, .delta = false, .kernel = kernel}));
+        worst = std::max(
+            worst, run({.tokens = 4, .hidden = 128, .blocks = blocks, .prefix = false, .delta = false, .kernel = kernel}));
       }
-      worst = std::max(worst, run({.tokens = 4, .hidden = 128, .blocks = blocks, .delta = false, .norm = false, .kernel = kernel}));
+      worst = std::max(worst,
+                       run({.tokens = 4, .hidden = 128, .blocks = blocks, .delta = false, .norm = false, .kernel = kernel}));
     }
     report(fmt::format("kernel {}", static_cast<int>(kernel)).c_str(), worst);
   }
@@ -177,12 +189,18 @@ TEST(AttnResGpu, EveryNumberOfBlocksEveryKernel) {
 TEST(AttnResGpu, WidthOfK3) {
   K3_NEEDS_GPU();
   double worst = 0;
-  for (const int64_t tokens : {1, 2, 5, 8, 16, 33, 66, 70}) worst = std::max(worst, run({.tokens = tokens, .hidden = 7168, .blocks = 8}));
+  for (const int64_t tokens : {1, 2, 5, 8, 16, 33, 66, 70})
+    worst = std::max(worst, run({.tokens = tokens, .hidden = 7168, .blocks = 8}));
   for (const int64_t tokens : {1, 40}) {
-    worst = std::max(worst, run({.tokens = tokens, .hidden = 7168, .blocks = 5, .norm_bf16 = true, .bank_out = true, .pad = 16}));
-    worst = std::max(worst, run({.tokens = tokens, .hidden = 7168, .blocks = 8, .query_scale = 50, .kernel = AttnResKernel::large}));
-    worst = std::max(worst, run({.tokens = tokens, .hidden = 7168, .blocks = 8, .norm_bf16 = true, .pad = 16, .kernel = AttnResKernel::large}));
-    worst = std::max(worst, run({.tokens = tokens, .hidden = 7168, .blocks = 8, .query_scale = 0, .kernel = AttnResKernel::any}));
+    worst = std::max(worst,
+                     run({.tokens = tokens, .hidden = 7168, .blocks = 5, .norm_bf16 = true, .bank_out = true, .pad = 16}));
+    worst = std::max(
+        worst, run({.tokens = tokens, .hidden = 7168, .blocks = 8, .query_scale = 50, .kernel = AttnResKernel::large}));
+    worst = std::max(
+        worst,
+        run({.tokens = tokens, .hidden = 7168, .blocks = 8, .norm_bf16 = true, .pad = 16, .kernel = AttnResKernel::large}));
+    worst = std::max(worst,
+                     run({.tokens = tokens, .hidden = 7168, .blocks = 8, .query_scale = 0, .kernel = AttnResKernel::any}));
   }
   worst = std::max(worst, run({.tokens = 300, .hidden = 7168, .blocks = 4}));
   worst = std::max(worst, run({.tokens = 2, .hidden = 16384, .blocks = 3}));
@@ -192,7 +210,8 @@ TEST(AttnResGpu, WidthOfK3) {
 TEST(AttnResGpu, ManyBlocks) {
   K3_NEEDS_GPU();
   double worst = 0;
-  for (const int blocks : {9, 15, 32, 33, 70}) worst = std::max(worst, run({.tokens = 3, .hidden = 2304, .blocks = blocks, .bank_out = true}));
+  for (const int blocks : {9, 15, 32, 33, 70})
+    worst = std::max(worst, run({.tokens = 3, .hidden = 2304, .blocks = blocks, .bank_out = true}));
   report("many blocks", worst);
 }
 
@@ -223,7 +242,8 @@ TEST(AttnResGpu, MergeOfAnInterBlockPart) {
           const double e = std::exp(scores[j] - top);
           mass += e;
           for (int64_t i = 0; i < kHidden; ++i) {
-            y1[static_cast<size_t>(t * kHidden + i)] += static_cast<float>(e) * bank[static_cast<size_t>((j * tokens + t) * kHidden + i)];
+            y1[static_cast<size_t>(t * kHidden + i)] +=
+                static_cast<float>(e) * bank[static_cast<size_t>((j * tokens + t) * kHidden + i)];
           }
         }
         m1[static_cast<size_t>(t)] = static_cast<float>(top);
@@ -232,7 +252,8 @@ TEST(AttnResGpu, MergeOfAnInterBlockPart) {
       std::vector<float> last = prefix ? p : std::vector<float>(bank.end() - static_cast<ptrdiff_t>(p.size()), bank.end());
       const Tensor want_t(want.data(), DType::f32, {tokens, kHidden});
       attn_res_ref(Tensor(bank.data(), DType::f32, {prefix ? kBlocks : kBlocks - 1, tokens, kHidden}),
-                   Tensor(last.data(), DType::f32, {tokens, kHidden}), Tensor(query.data(), DType::f32, {kHidden}), kEps, want_t);
+                   Tensor(last.data(), DType::f32, {tokens, kHidden}), Tensor(query.data(), DType::f32, {kHidden}), kEps,
+                   want_t);
       rms_norm_ref(want_t, Tensor(norm.data(), DType::f32, {kHidden}), kEps, want_t);
       const DeviceArray<uint16_t> d_y1(to_bf16(y1)), d_p(to_bf16(p)), out(tokens * kHidden);
       const DeviceArray<float> d_m1(m1), d_d1(d1), d_query(query), d_norm(norm);
@@ -263,7 +284,8 @@ TEST(AttnResGpu, DependentLaunchesInAGraph) {
   K3_NEEDS_GPU();
   constexpr int64_t kHidden = 7168;
   constexpr int kSites = 6;
-  const std::vector<float> prefix = random_bf16(kHidden, 2), bank = random_bf16(3 * kHidden, 1), query = random_normal(kHidden, 3, 0.02F);
+  const std::vector<float> prefix = random_bf16(kHidden, 2), bank = random_bf16(3 * kHidden, 1),
+                           query = random_normal(kHidden, 3, 0.02F);
   const std::vector<float> ones(kHidden, 1.0F);
   const DeviceArray<uint16_t> d_bank(to_bf16(bank)), d_prefix(to_bf16(prefix)), first(to_bf16(random_bf16(kHidden, 9)));
   const DeviceArray<float> d_query(query), d_ones(ones);

@@ -1,8 +1,7 @@
-// One AttnRes site. `small`: several blocks (a cluster) a token, every row in registers, two exchanges through distributed shared
-// memory. `large`: persistent blocks, one warp fills a ring of rows by bulk copies while the others hold the token before in
-// registers. `any`: any number of rows, read twice.
-#include <math_constants.h>
-
+// One AttnRes site. `small`: several blocks (a cluster) a token, every row in registers, two exchanges through distributed
+// shared memory. `large`: persistent blocks, one warp fills a ring of rows by bulk copies while the others hold the token
+// before in registers. `any`: any number of rows, read twice.
+#include <cmath>
 #include <utility>
 
 #include "k3/ops/attn_res/cuda/attn_res_args.h"
@@ -66,34 +65,38 @@ __device__ __forceinline__ uint4 normed8(const float (&h)[8], float factor, cons
   return pack8(y);
 }
 
-// Lane 2r holds the dot of source r, lane 2r + 1 its sum of squares; the weights of the mix come back to all lanes.
+// The score of source r in lane r (mine: r < kRows) becomes the weights of the mix, in all lanes.
 template <int kRows>
-__device__ __forceinline__ void weights_of(const AttnResSite& s, int64_t token, float total, float (&weight)[kRows]) {
+__device__ __forceinline__ void weights_of(const AttnResSite& s, int64_t token, float score, float (&weight)[kRows]) {
   const int lane = threadIdx.x & 31;
-  const float squares = __shfl_down_sync(0xFFFFFFFFU, total, 1);
-  const bool mine = (lane & 1) == 0 && lane < 2 * kRows;
-  float score = total * rsqrtf(squares / static_cast<float>(s.hidden) + s.eps), mass = 1;
+  const bool mine = lane < kRows;
+  float mass = 1;
   if (s.inter_max != nullptr && lane == 0) {
     score = s.inter_max[token];
     mass = s.inter_sum[token];
   }
-  const float top = warp_max(mine ? score : -CUDART_INF_F);
+  const float top = warp_max(mine ? score : -INFINITY);
   const float e = mine ? exp2_approx((score - top) * kLog2E) : 0;
   const float a = e / warp_sum(e * mass);
 #pragma unroll
-  for (int r = 0; r < kRows; ++r) weight[r] = __shfl_sync(0xFFFFFFFFU, a, 2 * r);
+  for (int r = 0; r < kRows; ++r) weight[r] = __shfl_sync(0xFFFFFFFFU, a, r);
+}
+__device__ __forceinline__ float score_of(const AttnResSite& s, float dot, float squares) {
+  return dot * rsqrtf(squares / static_cast<float>(s.hidden) + s.eps);
 }
 
-// part[slot][value] of this warp goes to every block of the cluster.
-__device__ __forceinline__ void push(uint32_t part, int cluster, bool mine, int slot, int value, float x) {
-  if (!mine) return;
-  const uint32_t address = part + 4 * (slot * 32 + value);
-  for (int c = 0; c < cluster; ++c) cluster_store(cluster_map(address, c), x);
-}
+// Sums over a cluster: every warp sends its partial sums to every block, whose barrier counts the bytes; nobody waits longer than
+// for what it needs. Three exchanges: the bank's rows (before the delta is there), P, the norm.
+struct SmallShared {
+  float bank[kMostPartials][16];  // (dot, squares) of 8 rows
+  float2 prefix[kMostPartials];
+  float norm[kMostPartials];
+  uint64_t bars[3];
+};
 
 template <int kRows, int kThreads>
 __global__ void __launch_bounds__(kThreads, 1) site_small(const __grid_constant__ AttnResSite s, int cluster) {
-  __shared__ float part[kMostPartials][32], norms[kMostPartials][32];
+  __shared__ SmallShared shared;
   const int lane = threadIdx.x & 31, warps = blockDim.x / 32;
   const int rank = cluster > 1 ? static_cast<int>(cluster_rank()) : 0;
   const int slot = rank * warps + threadIdx.x / 32, slots = cluster * warps;
@@ -103,7 +106,7 @@ __global__ void __launch_bounds__(kThreads, 1) site_small(const __grid_constant_
   constexpr int kLast = kRows - 1;
   uint4 x[kRows] = {};
   uint4 delta = {};
-  float query[8] = {};
+  float query[8] = {}, norm[8] = {};
   if (active) {  // none of this was written by the kernel right before
 #pragma unroll
     for (int r = 0; r < kLast; ++r) x[r] = load_once(row_of(s.bank, s.bank_block_stride, r, s.bank_stride * token + at));
@@ -113,18 +116,36 @@ __global__ void __launch_bounds__(kThreads, 1) site_small(const __grid_constant_
       x[kLast] = *static_cast<const uint4*>(row_of(s.prefix, s.prefix_stride, token, at));
     }
     load_floats(s.query + at, query);
+    if (s.norm != nullptr) load_norm(s, at, norm);
   }
-  const uint32_t parts = shared_address(part), norm_parts = shared_address(norms);
-  if (cluster > 1) cluster_arrive();  // nobody writes into a block that has not begun
-  [[maybe_unused]] float bank_total = 0;
+  const uint32_t bars = shared_address(shared.bars);
+  if (threadIdx.x == 0) {
+    const uint32_t bytes[3] = {static_cast<uint32_t>(slots) * 8 * kLast, static_cast<uint32_t>(slots) * 8, static_cast<uint32_t>(slots) * 4};
+    for (int i = 0; i < 3; ++i) mbar_init(bars + 8 * i, 1);
+    mbar_init_fence();
+    for (int i = 0; i < 3; ++i) mbar_expect(bars + 8 * i, bytes[i]);
+  }
+  __syncthreads();
+  if (cluster > 1) cluster_arrive();  // nobody sends to a block whose barriers do not count yet
+  float dot = 0, squares = 0;         // of source `lane`
   if constexpr (kLast > 0) {
     float v[2 * kLast] = {};
 #pragma unroll
-    for (int r = 0; r < kLast; ++r) score8(x[r], query, v[2 * r], v[2 * r + 1]);
-    bank_total = warp_sums(v);
+    for (int r = 0; r < kLast; ++r) score8(x[r], query, v[r], v[kLast + r]);
+    const float sum = warp_sums(v);
+    if (cluster > 1) cluster_wait();
+    if (lane < 2 * kLast) {
+      const uint32_t to = shared_address(&shared.bank[slot][lane]);
+      for (int c = 0; c < cluster; ++c) cluster_send(cluster_map(to, c), cluster_map(bars, c), sum);
+    }
+    mbar_wait(bars, 0);
+    if (lane < kLast) {
+#pragma unroll 8
+      for (int i = 0; i < slots; ++i) dot += shared.bank[i][lane], squares += shared.bank[i][kLast + lane];
+    }
+  } else if (cluster > 1) {
+    cluster_wait();
   }
-  if (cluster > 1) cluster_wait();
-  if constexpr (kLast > 0) push(parts, cluster, lane < 2 * kLast, slot, lane, bank_total);
 
   pdl_wait();
   pdl_release();
@@ -136,22 +157,17 @@ __global__ void __launch_bounds__(kThreads, 1) site_small(const __grid_constant_
     if (s.prefix_out != nullptr) store_row(s.prefix_out, s.prefix_out_stride, token, at, x[kLast]);
     if (s.bank_out != nullptr) store_row(s.bank_out, s.bank_out_stride, token, at, x[kLast]);
   }
-  float last[2] = {};
-  score8(x[kLast], query, last[0], last[1]);
-  const float last_total = warp_sums(last);
-  push(parts, cluster, lane < 2, slot, 2 * kLast + lane, last_total);
-  float norm[8] = {};
-  if (active && s.norm != nullptr) load_norm(s, at, norm);
-  if (cluster > 1) {
-    cluster_sync();
-  } else {
-    __syncthreads();
-  }
-  float total = 0;
-#pragma unroll 8
-  for (int i = 0; i < slots; ++i) total += part[i][lane];  // lanes beyond 2 kRows add what is never used
+  float last_dot = 0, last_squares = 0;
+  score8(x[kLast], query, last_dot, last_squares);
+  last_dot = warp_sum(last_dot), last_squares = warp_sum(last_squares);
+  if (lane < cluster) cluster_send(cluster_map(shared_address(&shared.prefix[slot]), lane), cluster_map(bars + 8, lane), last_dot, last_squares);
+  mbar_wait(bars + 8, 0);
+  last_dot = 0, last_squares = 0;
+  for (int i = lane; i < slots; i += 32) last_dot += shared.prefix[i].x, last_squares += shared.prefix[i].y;
+  last_dot = warp_sum(last_dot), last_squares = warp_sum(last_squares);
+  if (lane == kLast) dot = last_dot, squares = last_squares;
   float weight[kRows];
-  weights_of<kRows>(s, token, total, weight);
+  weights_of<kRows>(s, token, score_of(s, dot, squares), weight);
   float h[8] = {};
 #pragma unroll
   for (int r = 0; r < kRows; ++r) mix8(x[r], weight[r], h);
@@ -159,15 +175,11 @@ __global__ void __launch_bounds__(kThreads, 1) site_small(const __grid_constant_
     if (active) store_row(s.out, s.out_stride, token, at, pack8(h));
     return;
   }
-  const float squares = warp_sum(sum_squares8(h, 0));
-  push(norm_parts, cluster, lane == 0, slot, 0, squares);
-  if (cluster > 1) {
-    cluster_sync();
-  } else {
-    __syncthreads();
-  }
+  const float partial = warp_sum(sum_squares8(h, 0));
+  if (lane < cluster) cluster_send(cluster_map(shared_address(&shared.norm[slot]), lane), cluster_map(bars + 16, lane), partial);
+  mbar_wait(bars + 16, 0);
   float sum = 0;
-  for (int i = lane; i < slots; i += 32) sum += norms[i][0];
+  for (int i = lane; i < slots; i += 32) sum += shared.norm[i];
   sum = warp_sum(sum);
   const float factor = rsqrtf(sum / static_cast<float>(s.hidden) + s.norm_eps);
   if (active) store_row(s.out, s.out_stride, token, at, normed8(h, factor, norm));
@@ -189,8 +201,6 @@ __global__ void __launch_bounds__(kLargeThreads, 1) site_large(const __grid_cons
     mbar_init_fence();
   }
   __syncthreads();
-  pdl_wait();
-  pdl_release();
   int slot = 0;
   uint32_t phase = 0;
   const auto next = [&] {
@@ -207,6 +217,8 @@ __global__ void __launch_bounds__(kLargeThreads, 1) site_large(const __grid_cons
     };
     for (int64_t token = blockIdx.x; token < s.tokens; token += gridDim.x) {
       for (int r = 0; r < s.blocks; ++r) load(row_of(s.bank, s.bank_block_stride, r, s.bank_stride * token));
+      pdl_wait();  // the bank was not written by the kernel right before
+      pdl_release();
       if (s.prefix != nullptr) load(row_of(s.prefix, s.prefix_stride, token));
       if (s.delta != nullptr) load(row_of(s.delta, s.delta_stride, token));
     }
@@ -236,6 +248,7 @@ __global__ void __launch_bounds__(kLargeThreads, 1) site_large(const __grid_cons
       if (vector[c] < vectors) store_row(to, stride, token, 8 * vector[c], x[c]);
     }
   };
+  pdl_release();  // in effect when the loading thread, too, has come so far
   constexpr int kLast = kRows - 1;
   int parity = 0;
   for (int64_t token = blockIdx.x; token < s.tokens; token += gridDim.x, parity ^= 1) {
@@ -249,6 +262,7 @@ __global__ void __launch_bounds__(kLargeThreads, 1) site_large(const __grid_cons
       mbar_wait(full + 8 * slot, phase);
       read(slot, x);
       if (r == kLast) {
+        pdl_wait();
         release(slot);
         next();
         if (with_prefix && two) {
@@ -267,17 +281,17 @@ __global__ void __launch_bounds__(kLargeThreads, 1) site_large(const __grid_cons
         next();
       }
 #pragma unroll
-      for (int c = 0; c < 2; ++c) score8(x[c], query[c], v[2 * r], v[2 * r + 1]);
+      for (int c = 0; c < 2; ++c) score8(x[c], query[c], v[r], v[kRows + r]);
     }
     const float sum_of_warp = warp_sums(v);
     if (lane < 2 * kRows) part[parity][warp][lane] = sum_of_warp;
     named_barrier(1, consumers);
     float total = 0;
-    if (lane < 2 * kRows) {
-      for (int w = 0; w < warps; ++w) total += part[parity][w][lane];
-    }
+#pragma unroll
+    for (int w = 0; w < kLargeWarps; ++w) total += w < warps && lane < 2 * kRows ? part[parity][w][lane] : 0;
     float weight[kRows];
-    weights_of<kRows>(s, token, total, weight);
+    const float total_squares = __shfl_down_sync(0xFFFFFFFFU, total, kRows);
+    weights_of<kRows>(s, token, score_of(s, total, total_squares), weight);
     float h[2][8] = {};
     int from = first;
 #pragma unroll
@@ -329,7 +343,9 @@ __global__ void __launch_bounds__(512) site_any(const __grid_constant__ AttnResS
     }
   }
   const auto value = [&](int r, int i) {  // a thread reads the part of the prefix that it wrote
-    return r == s.blocks ? prefix[i] : __ldg(static_cast<const uint4*>(row_of(s.bank, s.bank_block_stride, r, s.bank_stride * token + 8 * i)));
+    return r == s.blocks
+               ? prefix[i]
+               : __ldg(static_cast<const uint4*>(row_of(s.bank, s.bank_block_stride, r, s.bank_stride * token + 8 * i)));
   };
   for (int r = 0; r < sources; ++r) {
     float v[2] = {};
@@ -343,7 +359,7 @@ __global__ void __launch_bounds__(512) site_any(const __grid_constant__ AttnResS
   }
   __syncthreads();
   if (warp == 0) {
-    float top = -CUDART_INF_F, mass = 0;
+    float top = -INFINITY, mass = 0;
     for (int r = lane; r < sources; r += 32) {
       float dot = 0, squares = 0;
       for (int w = 0; w < warps; ++w) dot += part[w * sources + r].x, squares += part[w * sources + r].y;

@@ -6,10 +6,12 @@ namespace k3::ops::cuda {
 namespace {
 
 void check_shape(int64_t rows, int64_t width) {
-  K3_CHECK(width > 0 && width % 8 == 0 && rows >= 0 && rows * (width / 8) < int64_t{1} << 31, "elementwise: [{}, {}]", rows, width);
+  K3_CHECK(width > 0 && width % 8 == 0 && rows >= 0 && rows * (width / 8) < int64_t{1} << 31, "elementwise: [{}, {}]", rows,
+           width);
 }
 void check_rows(const void* rows, int64_t stride, int64_t vector = 8) {
-  K3_CHECK(rows != nullptr && reinterpret_cast<uintptr_t>(rows) % 16 == 0 && stride % vector == 0, "elementwise: rows not aligned to 16 bytes");
+  K3_CHECK(rows != nullptr && reinterpret_cast<uintptr_t>(rows) % 16 == 0 && stride % vector == 0,
+           "elementwise: rows not aligned to 16 bytes");
 }
 void check_pair(const RowPair& a) {
   check_shape(a.rows, a.width);

@@ -1,5 +1,5 @@
-// The memory-bound kernels without a case in kernels.md 9: RMSNorm, gated activations, add, casts, embedding. Their floor is the
-// copy rate; "must" and "aim" are those of AttnRes prefill.
+// The memory-bound kernels without a case in kernels.md 9: RMSNorm, gated activations, add, casts, embedding. Their floor is
+// the copy rate; "must" and "aim" are those of AttnRes prefill.
 #include <algorithm>
 
 #include "k3/ops/cuda/gpu_bench.h"
@@ -28,22 +28,23 @@ void norms(Bench& bench, int64_t tokens, int64_t width, bool delta) {
   if (!bench.wants("rms_norm", name)) return;
   const auto x = filled(bench, tokens * width), d = filled(bench, tokens * width), out = filled(bench, tokens * width);
   const DeviceArray<float> weight(std::vector<float>(static_cast<size_t>(width), 1.0F));
-  bench.run(line("rms_norm", name, static_cast<double>(tokens * width) * 2 * (delta ? 4 : 2), tokens > 1000), [&](cudaStream_t stream, int) {
-    gpu_check(rms_norm_cuda({.tokens = tokens,
-                             .width = width,
-                             .x = x.data(),
-                             .x_stride = width,
-                             .delta = delta ? d.data() : nullptr,
-                             .delta_stride = width,
-                             .sum_out = delta ? x.data() : nullptr,
-                             .sum_out_stride = width,
-                             .weight = weight.data(),
-                             .out = out.data(),
-                             .out_stride = width},
-                            stream)
-                  .code,
-              "rms_norm");
-  });
+  bench.run(line("rms_norm", name, static_cast<double>(tokens * width) * 2 * (delta ? 4 : 2), tokens > 1000),
+            [&](cudaStream_t stream, int) {
+              gpu_check(rms_norm_cuda({.tokens = tokens,
+                                       .width = width,
+                                       .x = x.data(),
+                                       .x_stride = width,
+                                       .delta = delta ? d.data() : nullptr,
+                                       .delta_stride = width,
+                                       .sum_out = delta ? x.data() : nullptr,
+                                       .sum_out_stride = width,
+                                       .weight = weight.data(),
+                                       .out = out.data(),
+                                       .out_stride = width},
+                                      stream)
+                            .code,
+                        "rms_norm");
+            });
 }
 
 void glus(Bench& bench, int64_t tokens, int64_t width, bool situ) {
@@ -76,13 +77,16 @@ void rows(Bench& bench, int64_t tokens, int64_t width) {
   const std::string name = fmt::format("{}x{}", tokens, width);
   const auto count = static_cast<double>(tokens * width);
   const RowPair pair{tokens, width, x.data(), width, y.data(), width, out.data(), width};
-  bench.run(line("add", name, count * 6, true), [&](cudaStream_t stream, int) { gpu_check(add_cuda(pair, stream).code, "add"); });
-  bench.run(line("sigmoid_gate", name, count * 6, true), [&](cudaStream_t stream, int) { gpu_check(sigmoid_gate_cuda(pair, stream).code, "gate"); });
+  bench.run(line("add", name, count * 6, true),
+            [&](cudaStream_t stream, int) { gpu_check(add_cuda(pair, stream).code, "add"); });
+  bench.run(line("sigmoid_gate", name, count * 6, true),
+            [&](cudaStream_t stream, int) { gpu_check(sigmoid_gate_cuda(pair, stream).code, "gate"); });
   bench.run(line("to_f32", name, count * 6, true), [&](cudaStream_t stream, int) {
     gpu_check(convert_cuda({tokens, width, x.data(), width, false, out.data(), width, true}, stream).code, "convert");
   });
   bench.run(line("embedding", name, count * 4, true), [&](cudaStream_t stream, int) {
-    gpu_check(embedding_cuda({tokens, width, tokens, x.data(), width, d_ids.data(), out.data(), width}, stream).code, "embedding");
+    gpu_check(embedding_cuda({tokens, width, tokens, x.data(), width, d_ids.data(), out.data(), width}, stream).code,
+              "embedding");
   });
 }
 

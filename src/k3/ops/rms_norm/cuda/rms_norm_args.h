@@ -22,7 +22,7 @@ struct RmsNorm {
 };
 
 struct RmsNormPlan {
-  int vectors = 1;  // of 8 numbers, a thread: 1, 2, 4, 8
+  int vectors = 1;             // of 8 numbers, a thread: 1, 2, 4, 8
   int threads = 32, rows = 1;  // threads a row, rows a block
   int64_t grid = 0;
 };

@@ -10,7 +10,8 @@ namespace {
 constexpr int64_t kVector = 8;
 
 void check_rows(const void* rows, int64_t stride, const char* what) {
-  K3_CHECK(reinterpret_cast<uintptr_t>(rows) % 16 == 0 && stride % kVector == 0, "rms_norm: {} is not aligned to 16 bytes", what);
+  K3_CHECK(reinterpret_cast<uintptr_t>(rows) % 16 == 0 && stride % kVector == 0, "rms_norm: {} is not aligned to 16 bytes",
+           what);
 }
 
 }  // namespace

@@ -20,40 +20,45 @@ struct Case {
 
 double run(const Case& c) {
   const int64_t stride = c.width + c.pad, count = c.tokens * stride;
-  std::vector<float> x = random_bf16(count, 1, c.scale), delta = random_bf16(count, 2, c.scale), weight = random_bf16(c.width, 3);
+  std::vector<float> x = random_bf16(count, 1, c.scale), delta = random_bf16(count, 2, c.scale),
+                     weight = random_bf16(c.width, 3);
   std::vector<float> sum = x, want(static_cast<size_t>(c.tokens * c.width)), got;
   if (c.delta) {
     for (size_t i = 0; i < sum.size(); ++i) sum[i] = round_to_bf16(x[i] + delta[i]);
   }
   rms_norm_ref(matrix(sum.data(), c.tokens, c.width, stride), Tensor(weight.data(), DType::f32, {c.width}), 1e-5F,
                matrix(want.data(), c.tokens, c.width));
-  const DeviceArray<uint16_t> d_x(to_bf16(x)), d_delta(to_bf16(delta)), d_weight_bf16(to_bf16(weight)), d_sum(count), d_out(count);
+  const DeviceArray<uint16_t> d_x(to_bf16(x)), d_delta(to_bf16(delta)), d_weight_bf16(to_bf16(weight)), d_sum(count),
+      d_out(count);
   const DeviceArray<float> d_weight(weight);
   const auto& out = c.in_place ? d_delta : d_out;
   const auto& sum_out = c.in_place ? d_x : d_sum;
-  const CudaStatus status = rms_norm_cuda({.tokens = c.tokens,
-                                           .width = c.width,
-                                           .x = d_x.data(),
-                                           .x_stride = stride,
-                                           .delta = c.delta ? d_delta.data() : nullptr,
-                                           .delta_stride = stride,
-                                           .sum_out = c.delta ? sum_out.data() : nullptr,
-                                           .sum_out_stride = stride,
-                                           .weight = c.weight_bf16 ? static_cast<const void*>(d_weight_bf16.data()) : d_weight.data(),
-                                           .weight_bf16 = c.weight_bf16,
-                                           .out = out.data(),
-                                           .out_stride = stride},
-                                          nullptr);
+  const CudaStatus status =
+      rms_norm_cuda({.tokens = c.tokens,
+                     .width = c.width,
+                     .x = d_x.data(),
+                     .x_stride = stride,
+                     .delta = c.delta ? d_delta.data() : nullptr,
+                     .delta_stride = stride,
+                     .sum_out = c.delta ? sum_out.data() : nullptr,
+                     .sum_out_stride = stride,
+                     .weight = c.weight_bf16 ? static_cast<const void*>(d_weight_bf16.data()) : d_weight.data(),
+                     .weight_bf16 = c.weight_bf16,
+                     .out = out.data(),
+                     .out_stride = stride},
+                    nullptr);
   EXPECT_TRUE(status.ok());
   gpu_sync();
   const std::vector<float> rows = from_bf16(out.get()), sums = from_bf16(sum_out.get());
   bool exact = true;
   for (int64_t t = 0; t < c.tokens; ++t) {
     got.insert(got.end(), rows.begin() + t * stride, rows.begin() + t * stride + c.width);
-    if (c.delta) exact = exact && std::equal(sum.begin() + t * stride, sum.begin() + t * stride + c.width, sums.begin() + t * stride);
+    if (c.delta)
+      exact = exact && std::equal(sum.begin() + t * stride, sum.begin() + t * stride + c.width, sums.begin() + t * stride);
   }
   const double ratio = norm_ratio(got, want);
-  const std::string name = fmt::format("T={} N={} delta={} bf16={} in_place={} pad={}", c.tokens, c.width, c.delta, c.weight_bf16, c.in_place, c.pad);
+  const std::string name = fmt::format("T={} N={} delta={} bf16={} in_place={} pad={}", c.tokens, c.width, c.delta,
+                                       c.weight_bf16, c.in_place, c.pad);
   EXPECT_LE(ratio, kTolerance) << name;
   EXPECT_TRUE(exact) << name;
   for (const auto* array : {&d_x, &d_delta, &d_sum, &d_out}) EXPECT_TRUE(array->guards_intact()) << name;

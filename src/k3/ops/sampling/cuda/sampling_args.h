@@ -11,13 +11,13 @@ struct Sampling {
   int64_t stride = 0;
   bool logits_bf16 = false;
   const SampleRow* params = nullptr;  // [rows]; null: greedy
-  const uint32_t* mask = nullptr;     // [rows, mask_stride] words; bit id % 32 of word id / 32: the id may come; null: all may
+  const uint32_t* mask = nullptr;  // [rows, mask_stride] words; bit id % 32 of word id / 32: the id may come; null: all may
   int64_t mask_stride = 0;
 
-  int32_t* ids = nullptr;     // [rows]
-  uint32_t* flags = nullptr;  // [rows] or null
-  float* logprobs = nullptr;  // [rows] of the chosen ids, or null
-  int top = 0;                // most probable ids a row, at most 20
+  int32_t* ids = nullptr;      // [rows]
+  uint32_t* flags = nullptr;   // [rows] or null
+  float* logprobs = nullptr;   // [rows] of the chosen ids, or null
+  int top = 0;                 // most probable ids a row, at most 20
   int32_t* top_ids = nullptr;  // [rows, top]
   float* top_logprobs = nullptr;
   bool dependent = false;

@@ -23,9 +23,11 @@ int argmax_cluster(int64_t rows, int64_t vocab, const DeviceInfo& device) {
 
 CudaStatus sampling_cuda(const Sampling& s, Stream stream) {
   K3_CHECK(s.rows >= 0 && s.vocab > 0 && s.vocab <= kMostVocab, "sampling: {} rows of {}", s.rows, s.vocab);
-  K3_CHECK(s.top >= 0 && s.top <= kMostTop && (s.top == 0 || (s.top_ids != nullptr && s.top_logprobs != nullptr)), "sampling: top {}", s.top);
+  K3_CHECK(s.top >= 0 && s.top <= kMostTop && (s.top == 0 || (s.top_ids != nullptr && s.top_logprobs != nullptr)),
+           "sampling: top {}", s.top);
   if (s.rows == 0) return {};
-  K3_CHECK(s.logits != nullptr && s.ids != nullptr && (s.mask == nullptr || s.mask_stride * 32 >= s.vocab), "sampling: no data, or a short mask");
+  K3_CHECK(s.logits != nullptr && s.ids != nullptr && (s.mask == nullptr || s.mask_stride * 32 >= s.vocab),
+           "sampling: no data, or a short mask");
   const auto round_up = [](int64_t x, int64_t to) { return (x + to - 1) / to * to; };
   if (s.params == nullptr && s.mask == nullptr && s.logprobs == nullptr && s.top == 0) {
     const int cluster = argmax_cluster(s.rows, s.vocab, device_info());
@@ -47,12 +49,15 @@ int32_t sample_rule(std::span<const float> logits, const SampleRow& row, std::sp
   if (row.temperature == 0) return static_cast<int32_t>(best - scores.begin());
   std::vector<float> weights(scores.size());
   for (size_t i = 0; i < scores.size(); ++i) weights[i] = sample_weight(scores[i], *best, row.temperature);
-  const auto keep = [&](const std::vector<float>& by, auto enough) {  // drops the weights of all beyond the prefix that is enough
+  const auto keep = [&](const std::vector<float>& by,
+                        auto enough) {  // drops the weights of all beyond the prefix that is enough
     std::vector<int32_t> order(scores.size());
     std::iota(order.begin(), order.end(), 0);
-    std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return by[static_cast<size_t>(a)] > by[static_cast<size_t>(b)]; });
+    std::stable_sort(order.begin(), order.end(),
+                     [&](int32_t a, int32_t b) { return by[static_cast<size_t>(a)] > by[static_cast<size_t>(b)]; });
     size_t kept = 0;
-    while (kept < order.size() && !enough(static_cast<size_t>(order[kept++]))) {}
+    while (kept < order.size() && !enough(static_cast<size_t>(order[kept++]))) {
+    }
     for (; kept < order.size(); ++kept) weights[static_cast<size_t>(order[kept])] = 0;
   };
   const auto total = [&] {

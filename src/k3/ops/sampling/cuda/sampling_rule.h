@@ -1,6 +1,6 @@
-// Internal to ops/sampling. The arithmetic of sampling on the GPU, one text for host and device: FP32 operations that IEEE defines
-// (fma, division, conversion), and masses as integers, whose sums do not depend on their order. So the GPU chooses bit for bit
-// what the host would choose. No CUDA header, no Result.
+// Internal to ops/sampling. The arithmetic of sampling on the GPU, one text for host and device: FP32 operations that IEEE
+// defines (fma, division, conversion), and masses as integers, whose sums do not depend on their order. So the GPU chooses
+// bit for bit what the host would choose. No CUDA header, no Result.
 #pragma once
 
 #include <cmath>
@@ -46,7 +46,9 @@ K3_HOST_DEVICE float sample_exp(float x) {
 }
 
 // Weight of a logit against the best one of its row, and its integer mass: sums of 2^18 masses stay below 2^63.
-K3_HOST_DEVICE float sample_weight(float logit, float best, float temperature) { return sample_exp((logit - best) / temperature); }
+K3_HOST_DEVICE float sample_weight(float logit, float best, float temperature) {
+  return sample_exp((logit - best) / temperature);
+}
 K3_HOST_DEVICE uint64_t sample_mass(float weight) { return static_cast<uint64_t>(weight * 17592186044416.0F); }  // 2^44
 
 // Mass that the smallest set of top_p must reach; at least 1, so that the set is never empty.

@@ -1,7 +1,7 @@
-// Sampling: a cluster of 8 blocks a row, each with its slice of the row in shared memory (so the row is read once). A filter is the
-// search for a key: the largest one such that the values of all entries at or above it reach a target. The search halves an
-// interval of keys over the whole row until few entries lie in it; these go to block 0, which ends it alone.
-#include <math_constants.h>
+// Sampling: a cluster of 8 blocks a row, each with its slice of the row in shared memory (so the row is read once). A filter
+// is the search for a key: the largest one such that the values of all entries at or above it reach a target. The search
+// halves an interval of keys over the whole row until few entries lie in it; these go to block 0, which ends it alone.
+#include <cmath>
 
 #include "k3/ops/cuda/launch.cuh"
 #include "k3/ops/cuda/reduce.cuh"
@@ -20,10 +20,19 @@ __device__ __forceinline__ uint32_t key_of(float x) {
   const uint32_t bits = __float_as_uint(x == 0 ? 0.0F : x);  // -0 ties with 0
   return bits ^ ((bits >> 31) != 0 ? kFull : 0x80000000U);
 }
-__device__ __forceinline__ float value_of(uint32_t key) { return __uint_as_float(key ^ ((key >> 31) != 0 ? 0x80000000U : kFull)); }
+__device__ __forceinline__ float value_of(uint32_t key) {
+  return __uint_as_float(key ^ ((key >> 31) != 0 ? 0x80000000U : kFull));
+}
 // Larger value, then lower id.
-__device__ __forceinline__ uint64_t rank_key(float x, int32_t id) { return static_cast<uint64_t>(key_of(x)) << 32 | (kFull - static_cast<uint32_t>(id)); }
+__device__ __forceinline__ uint64_t rank_key(float x, int32_t id) {
+  return static_cast<uint64_t>(key_of(x)) << 32 | (kFull - static_cast<uint32_t>(id));
+}
 __device__ __forceinline__ int32_t rank_id(uint64_t key) { return static_cast<int32_t>(kFull - static_cast<uint32_t>(key)); }
+
+__device__ __forceinline__ void sync_cluster() {
+  __syncwarp();  // the barrier wants whole warps
+  cluster_sync();
+}
 
 struct Sum {
   __device__ static uint64_t of(uint64_t a, uint64_t b) { return a + b; }
@@ -50,20 +59,23 @@ __device__ __forceinline__ Pair combine(const Pair& a, const Pair& b) {
 template <class Op, bool kOr = false>
 __device__ __forceinline__ Pair warp_reduce(Pair x) {
 #pragma unroll
-  for (int i = 16; i > 0; i /= 2) x = combine<Op, kOr>(x, {__shfl_xor_sync(kFull, x.value, i), __shfl_xor_sync(kFull, x.count, i)});
+  for (int i = 16; i > 0; i /= 2)
+    x = combine<Op, kOr>(x, {__shfl_xor_sync(kFull, x.value, i), __shfl_xor_sync(kFull, x.count, i)});
   return x;
 }
 
 __device__ __forceinline__ void remote_store(uint32_t address, uint32_t rank, const Pair& x) {
   const uint32_t to = cluster_map(address, rank);
-  asm volatile("st.shared::cluster.u64 [%0], %1;\nst.shared::cluster.u32 [%0+8], %2;\n" ::"r"(to), "l"(x.value), "r"(x.count) : "memory");
+  asm volatile("st.shared::cluster.u64 [%0], %1;\nst.shared::cluster.u32 [%0+8], %2;\n" ::"r"(to), "l"(x.value), "r"(x.count)
+               : "memory");
 }
 
-// What a row's threads share. `parity` alternates between reductions, so that one barrier each is enough.
+// What a row's threads share. The parities alternate between reductions, so that one barrier each is enough; block 0 makes
+// some alone, so the cluster has a parity of its own.
 struct Row {
   Boxes& boxes;
   int rank, cluster, tid, warp, lane;
-  int parity = 0;
+  int parity = 0, cluster_parity = 0;
 
   template <class Op, bool kOr = false>
   __device__ Pair block_reduce(Pair x) {  // all threads get it
@@ -78,10 +90,11 @@ struct Row {
   __device__ Pair reduce(Pair x) {  // over the cluster
     x = block_reduce<Op, kOr>(x);
     if (cluster == 1) return x;
-    if (warp == 0 && lane < cluster) remote_store(shared_address(&boxes.block[parity][rank]), lane, x);
-    cluster_sync();
-    Pair all = boxes.block[parity][0];
-    for (int i = 1; i < cluster; ++i) all = combine<Op, kOr>(all, boxes.block[parity][i]);
+    cluster_parity ^= 1;
+    if (warp == 0 && lane < cluster) remote_store(shared_address(&boxes.block[cluster_parity][rank]), lane, x);
+    sync_cluster();
+    Pair all = boxes.block[cluster_parity][0];
+    for (int i = 1; i < cluster; ++i) all = combine<Op, kOr>(all, boxes.block[cluster_parity][i]);
     return all;
   }
 };
@@ -110,8 +123,8 @@ struct Bound {  // kept: key > this, or equal and id at most this
   __device__ bool keeps(uint32_t other, int32_t other_id) const { return other > key || (other == key && other_id <= id); }
 };
 
-// The smallest id such that `wanted` entries of that key have it or a lower one: halving of [0, vocab), over the cluster or, with
-// candidates, in one block.
+// The smallest id such that `wanted` entries of that key have it or a lower one: halving of [0, vocab), over the cluster or,
+// with candidates, in one block.
 template <class Count>
 __device__ int32_t search_id(uint32_t wanted, int32_t vocab, const Count& count) {
   int32_t low = -1, high = vocab - 1;  // count(low) < wanted <= count(high)
@@ -126,20 +139,22 @@ __device__ int32_t search_id(uint32_t wanted, int32_t vocab, const Count& count)
   return high;
 }
 
-// first: the first key to try; all: entries with key >= 1 and their value (at least target).
+// first: the first key to try (masses), or the largest there is; all: entries with key >= 1 and their value (at least
+// target).
 template <bool kMass>
-__device__ Bound search(Row& row, const Slice& slice, const Candidates& candidates, int32_t vocab, uint64_t target, uint32_t first, uint32_t all) {
-  uint32_t low = 1, high = kMass ? 0x3F800001U : kFull;  // values from low on reach the target, from high on they do not
+__device__ Bound search(Row& row, const Slice& slice, const Candidates& candidates, int32_t vocab, uint64_t target,
+                        uint32_t first, uint32_t all) {
+  uint32_t low = 1, high = kMass ? 0x3F800001U : first + 1;  // values from low on reach the target, from high on they do not
   uint32_t count_low = all, count_high = 0;
   uint64_t above = 0;  // from high on
   float step = 4;
   for (int i = 0; count_low - count_high > kCandidates && high - low > 1; ++i) {
     uint32_t probe = low + (high - low) / 2;
-    if (i == 0 && first > low && first < high) probe = first;
-    if (!kMass && i > 0 && i < 16) {  // by value: logits are spread evenly over values, not over keys
+    if (kMass && i == 0 && first > low && first < high) probe = first;
+    if (!kMass && i < 16) {  // by value: logits are spread evenly over values, not over keys
       const float bottom = low == 1 ? value_of(first) - (step *= 2) : value_of(low);
       const uint32_t by_value = low == 1 ? key_of(bottom) : key_of(bottom + (value_of(high) - bottom) / 2);
-      if (high != kFull && by_value > low && by_value < high) probe = by_value;
+      if (by_value > low && by_value < high) probe = by_value;
     }
     Pair sum{0, 0};
     for (int j = row.tid; j < slice.count; j += kThreads) {
@@ -172,16 +187,18 @@ __device__ Bound search(Row& row, const Slice& slice, const Candidates& candidat
 
   // Entries of [low, high) to block 0.
   const uint32_t fill = cluster_map(shared_address(&row.boxes.fill), 0);
-  const uint32_t keys = cluster_map(shared_address(candidates.keys), 0), ids = cluster_map(shared_address(candidates.ids), 0);
+  const uint32_t keys = cluster_map(shared_address(candidates.keys), 0),
+                 ids = cluster_map(shared_address(candidates.ids), 0);
   for (int j = row.tid; j < slice.count; j += kThreads) {
     const uint32_t key = search_key<kMass>(slice.x[j]);
     if (key < low || key >= high) continue;
     uint32_t at;
     asm volatile("atom.shared::cluster.add.u32 %0, [%1], 1;\n" : "=r"(at) : "r"(fill) : "memory");
     asm volatile("st.shared::cluster.u32 [%0], %1;\n" ::"r"(keys + 4 * at), "r"(key) : "memory");
-    asm volatile("st.shared::cluster.u32 [%0], %1;\n" ::"r"(ids + 4 * at), "r"(static_cast<uint32_t>(slice.begin + j)) : "memory");
+    asm volatile("st.shared::cluster.u32 [%0], %1;\n" ::"r"(ids + 4 * at), "r"(static_cast<uint32_t>(slice.begin + j))
+                 : "memory");
   }
-  cluster_sync();
+  sync_cluster();
   if (row.rank == 0) {
     uint32_t left = count_low - count_high;
     const int count = static_cast<int>(left);
@@ -235,12 +252,13 @@ __device__ Bound search(Row& row, const Slice& slice, const Candidates& candidat
     __syncthreads();
     if (row.tid == 0) row.boxes.fill = 0;
     if (row.warp == 0 && row.lane < row.cluster && row.lane > 0) {
-      const uint32_t key = cluster_map(shared_address(&row.boxes.key), row.lane), id = cluster_map(shared_address(&row.boxes.id), row.lane);
+      const uint32_t key = cluster_map(shared_address(&row.boxes.key), row.lane),
+                     id = cluster_map(shared_address(&row.boxes.id), row.lane);
       asm volatile("st.shared::cluster.u32 [%0], %1;\n" ::"r"(key), "r"(row.boxes.key) : "memory");
       asm volatile("st.shared::cluster.u32 [%0], %1;\n" ::"r"(id), "r"(static_cast<uint32_t>(row.boxes.id)) : "memory");
     }
   }
-  cluster_sync();
+  sync_cluster();
   return {row.boxes.key, row.boxes.id};
 }
 
@@ -250,7 +268,8 @@ __device__ __forceinline__ void load_slice(const void* row, int64_t begin, int c
   constexpr int kPer = kBf16 ? 8 : 4, kFlight = 4;
   const char* from = static_cast<const char*>(row) + begin * (kBf16 ? 2 : 4);
   const auto scalar = [&](int i) {
-    return kBf16 ? __bfloat162float(reinterpret_cast<const __nv_bfloat16*>(from)[i]) : reinterpret_cast<const float*>(from)[i];
+    return kBf16 ? __bfloat162float(reinterpret_cast<const __nv_bfloat16*>(from)[i])
+                 : reinterpret_cast<const float*>(from)[i];
   };
   const int vectors = reinterpret_cast<uintptr_t>(from) % 16 == 0 ? count / kPer : 0;
   for (int v = tid; v < vectors; v += kFlight * kThreads) {
@@ -283,7 +302,8 @@ __device__ __forceinline__ uint32_t flags_of(float x) {
   return odd ? kSampleNotFinite | (bits != 0xFF800000U ? kSampleBroken : 0) : 0;
 }
 
-// Best entry and flags of a row, from a pass that kept them per thread. Without an allowed token the key is that of -infinity.
+// Best entry and flags of a row, from a pass that kept them per thread. Without an allowed token the key is that of
+// -infinity.
 struct Best {
   uint64_t key = 0;
   uint32_t flags = 0;
@@ -300,10 +320,14 @@ struct Result {
   uint32_t flags;
 };
 
-__device__ __forceinline__ bool allowed(const uint32_t* mask, int32_t id) { return (__ldg(mask + id / 32) >> (id % 32) & 1) != 0; }
+__device__ __forceinline__ bool allowed(const uint32_t* mask, int32_t id) {
+  return (__ldg(mask + id / 32) >> (id % 32) & 1) != 0;
+}
 
 // log of the sum of e^(x - best), from masses.
-__device__ __forceinline__ double log_total(uint64_t total) { return log(static_cast<double>(total)) - 44 * 0.69314718055994530942; }
+__device__ __forceinline__ double log_total(uint64_t total) {
+  return log(static_cast<double>(total)) - 44 * 0.69314718055994530942;
+}
 
 // Exponentials in place of the scores; what top_k dropped becomes 0. Total mass and number of entries that are not 0.
 __device__ __forceinline__ Pair weigh(Row& row, const Slice& slice, float best, float temperature, const Bound* bound) {
@@ -319,8 +343,8 @@ __device__ __forceinline__ Pair weigh(Row& row, const Slice& slice, float best, 
   return row.reduce<Sum>(sum);
 }
 
-// The first id whose running mass exceeds the point. Every warp sums a part of the slice that is contiguous; the one that holds
-// the point looks closer.
+// The first id whose running mass exceeds the point. Every warp sums a part of the slice that is contiguous; the one that
+// holds the point looks closer.
 __device__ int32_t draw(Row& row, const Slice& slice, const Bound& bound, float min_p, double uniform) {
   const auto kept_mass = [&](int j) -> uint64_t {
     if (j >= slice.count) return 0;
@@ -335,7 +359,7 @@ __device__ int32_t draw(Row& row, const Slice& slice, const Bound& bound, float 
   if (row.lane == 0) row.boxes.warp_mass[row.warp] = of_warp.value;
   const Pair total = row.reduce<Sum>({mine, 0});
   uint64_t before = 0;
-  for (int i = 0; i < row.rank; ++i) before += row.boxes.block[row.parity][i].value;
+  for (int i = 0; i < row.rank; ++i) before += row.boxes.block[row.cluster_parity][i].value;
   const uint64_t point = sample_point(uniform, total.value);
   for (int i = 0; i < row.warp; ++i) before += row.boxes.warp_mass[i];
   if (point < before || point >= before + of_warp.value) return -1;
@@ -356,19 +380,23 @@ __device__ int32_t draw(Row& row, const Slice& slice, const Bound& bound, float 
 }
 
 // The top entries of a row, ranked by counting.
-__device__ void write_top(Row& row, const Slice& slice, const Candidates& candidates, const Sampling& s, int64_t r, uint32_t best_key, double log_sum) {
-  const Bound bound = search<false>(row, slice, candidates, static_cast<int32_t>(s.vocab), min(static_cast<int64_t>(s.top), s.vocab), best_key, s.vocab);
+__device__ void write_top(Row& row, const Slice& slice, const Candidates& candidates, const Sampling& s, int64_t r,
+                          uint32_t best_key, double log_sum) {
+  const Bound bound = search<false>(row, slice, candidates, static_cast<int32_t>(s.vocab),
+                                    min(static_cast<int64_t>(s.top), s.vocab), best_key, s.vocab);
   const uint32_t fill = cluster_map(shared_address(&row.boxes.fill), 0);
-  const uint32_t keys = cluster_map(shared_address(candidates.keys), 0), ids = cluster_map(shared_address(candidates.ids), 0);
+  const uint32_t keys = cluster_map(shared_address(candidates.keys), 0),
+                 ids = cluster_map(shared_address(candidates.ids), 0);
   for (int j = row.tid; j < slice.count; j += kThreads) {
     const uint32_t key = key_of(slice.x[j]);
     if (!bound.keeps(key, slice.begin + j)) continue;
     uint32_t at;
     asm volatile("atom.shared::cluster.add.u32 %0, [%1], 1;\n" : "=r"(at) : "r"(fill) : "memory");
     asm volatile("st.shared::cluster.u32 [%0], %1;\n" ::"r"(keys + 4 * at), "r"(key) : "memory");
-    asm volatile("st.shared::cluster.u32 [%0], %1;\n" ::"r"(ids + 4 * at), "r"(static_cast<uint32_t>(slice.begin + j)) : "memory");
+    asm volatile("st.shared::cluster.u32 [%0], %1;\n" ::"r"(ids + 4 * at), "r"(static_cast<uint32_t>(slice.begin + j))
+                 : "memory");
   }
-  cluster_sync();
+  sync_cluster();
   const int count = static_cast<int>(row.boxes.fill);
   if (row.rank == 0 && row.tid < s.top) {
     const int64_t out = r * s.top;
@@ -376,24 +404,26 @@ __device__ void write_top(Row& row, const Slice& slice, const Candidates& candid
       const uint32_t key = candidates.keys[row.tid];
       const int32_t id = candidates.ids[row.tid];
       int place = 0;
-      for (int i = 0; i < count; ++i) place += candidates.keys[i] > key || (candidates.keys[i] == key && candidates.ids[i] < id) ? 1 : 0;
+      for (int i = 0; i < count; ++i)
+        place += candidates.keys[i] > key || (candidates.keys[i] == key && candidates.ids[i] < id) ? 1 : 0;
       s.top_ids[out + place] = id;
       s.top_logprobs[out + place] = static_cast<float>(static_cast<double>(value_of(key)) - log_sum);
     } else {
       s.top_ids[out + row.tid] = -1;
-      s.top_logprobs[out + row.tid] = -CUDART_INF_F;
+      s.top_logprobs[out + row.tid] = -INFINITY;
     }
   }
   __syncthreads();
   if (row.tid == 0) row.boxes.fill = 0;
-  cluster_sync();
+  sync_cluster();
 }
 
 template <bool kBf16>
 __device__ void sample_row(Row& row, const Sampling& s, int64_t r, int64_t per_block, float* shared) {
   const int64_t begin = min(row.rank * per_block, s.vocab), end = min(begin + per_block, s.vocab);
   const Slice slice{shared, static_cast<int32_t>(begin), static_cast<int32_t>(end - begin)};
-  const Candidates candidates{reinterpret_cast<uint32_t*>(shared + per_block), reinterpret_cast<int32_t*>(shared + per_block) + kCandidates};
+  const Candidates candidates{reinterpret_cast<uint32_t*>(shared + per_block),
+                              reinterpret_cast<int32_t*>(shared + per_block) + kCandidates};
   const auto vocab = static_cast<int32_t>(s.vocab);
   const char* logits = static_cast<const char*>(s.logits) + r * s.stride * (kBf16 ? 2 : 4);
   SampleRow params;
@@ -417,29 +447,31 @@ __device__ void sample_row(Row& row, const Sampling& s, int64_t r, int64_t per_b
   };
   const bool wants_logs = s.logprobs != nullptr || s.top > 0;
   double log_sum = 0;
-  const bool broken = (best.flags & kSampleBroken) != 0, nothing = best.value() == -CUDART_INF_F;
+  const bool broken = (best.flags & kSampleBroken) != 0, nothing = best.value() == -INFINITY;
   if (broken || nothing) {
     if (lead) {
       if (nothing) best.flags |= kSampleNoToken;
       finish(-1);
-      if (s.logprobs != nullptr) s.logprobs[r] = CUDART_NAN_F;
+      if (s.logprobs != nullptr) s.logprobs[r] = NAN;
     }
     if (row.rank == 0 && row.tid < s.top) {
       s.top_ids[r * s.top + row.tid] = -1;
-      s.top_logprobs[r * s.top + row.tid] = CUDART_NAN_F;
+      s.top_logprobs[r * s.top + row.tid] = NAN;
     }
     return;
   }
   if (wants_logs) {
     Pair sum{0, 0};
-    for (int j = row.tid; j < slice.count; j += kThreads) sum.value += sample_mass(sample_weight(slice.x[j], best.value(), 1));
+    for (int j = row.tid; j < slice.count; j += kThreads)
+      sum.value += sample_mass(sample_weight(slice.x[j], best.value(), 1));
     log_sum = static_cast<double>(best.value()) + log_total(row.reduce<Sum>(sum).value);
     if (s.top > 0) write_top(row, slice, candidates, s, r, static_cast<uint32_t>(best.key >> 32), log_sum);
   }
   const auto done = [&](int32_t id) {  // one thread
     finish(id);
     if (s.logprobs == nullptr) return;
-    const float x = kBf16 ? __bfloat162float(reinterpret_cast<const __nv_bfloat16*>(logits)[id]) : reinterpret_cast<const float*>(logits)[id];
+    const float x = kBf16 ? __bfloat162float(reinterpret_cast<const __nv_bfloat16*>(logits)[id])
+                          : reinterpret_cast<const float*>(logits)[id];
     s.logprobs[r] = static_cast<float>(static_cast<double>(x) - log_sum);
   };
   if (s.mask != nullptr) {
@@ -447,16 +479,16 @@ __device__ void sample_row(Row& row, const Sampling& s, int64_t r, int64_t per_b
     uint64_t key = 0;
     for (int j = row.tid; j < slice.count; j += kThreads) {
       const int32_t id = slice.begin + j;
-      if (!allowed(mask, id)) slice.x[j] = -CUDART_INF_F;
+      if (!allowed(mask, id)) slice.x[j] = -INFINITY;
       const uint64_t other = rank_key(slice.x[j], id);
       key = other > key ? other : key;
     }
     best.key = row.reduce<Max>({key, 0}).value;
-    if (best.value() == -CUDART_INF_F) {
+    if (best.value() == -INFINITY) {
       if (!lead) return;
       best.flags |= kSampleNoToken;
       finish(-1);
-      if (s.logprobs != nullptr) s.logprobs[r] = CUDART_NAN_F;
+      if (s.logprobs != nullptr) s.logprobs[r] = NAN;
       return;
     }
   }
@@ -466,13 +498,15 @@ __device__ void sample_row(Row& row, const Sampling& s, int64_t r, int64_t per_b
   }
   Bound bound{0, kAllIds};
   const bool with_top_k = params.top_k > 0 && params.top_k < vocab;
-  if (with_top_k) bound = search<false>(row, slice, candidates, vocab, params.top_k, static_cast<uint32_t>(best.key >> 32), vocab);
+  if (with_top_k)
+    bound = search<false>(row, slice, candidates, vocab, params.top_k, static_cast<uint32_t>(best.key >> 32), vocab);
   const Pair all = weigh(row, slice, best.value(), params.temperature, with_top_k ? &bound : nullptr);
   bound = {0, kAllIds};
   if (params.top_p < 1) {
     // Entries that weigh less than what is cut, evenly spread over all, cannot be in the set.
     const float small = (1 - params.top_p) * static_cast<float>(static_cast<double>(all.value) * 0x1p-44 / vocab);
-    bound = search<true>(row, slice, candidates, vocab, sample_target(params.top_p, all.value), __float_as_uint(small * 0.999F), all.count);
+    bound = search<true>(row, slice, candidates, vocab, sample_target(params.top_p, all.value),
+                         __float_as_uint(small * 0.999F), all.count);
   }
   const int32_t id = draw(row, slice, bound, params.min_p, params.uniform);
   if (id >= 0 && row.lane == 0) done(id);
@@ -482,24 +516,34 @@ template <bool kBf16>
 __global__ void __launch_bounds__(kThreads, 2) sample(const __grid_constant__ Sampling s, int64_t per_block) {
   extern __shared__ __align__(128) float slice[];
   __shared__ Boxes boxes;
-  Row row{boxes, static_cast<int>(cluster_rank()), kCluster, static_cast<int>(threadIdx.x), static_cast<int>(threadIdx.x / 32), static_cast<int>(threadIdx.x & 31)};
+  Row row{boxes,
+          static_cast<int>(cluster_rank()),
+          kCluster,
+          static_cast<int>(threadIdx.x),
+          static_cast<int>(threadIdx.x / 32),
+          static_cast<int>(threadIdx.x & 31)};
   if (row.tid == 0) boxes.fill = 0;
-  cluster_sync();  // every block has begun: stores into it may start
+  sync_cluster();  // every block has begun: stores into it may start
   dependent_begin();
   sample_row<kBf16>(row, s, blockIdx.x / kCluster, per_block, slice);
-  cluster_sync();  // nobody reads from a block that has gone
+  sync_cluster();  // nobody reads from a block that has gone
 }
 
 template <bool kBf16>
 __global__ void __launch_bounds__(kThreads) argmax(const __grid_constant__ Sampling s, int cluster, int64_t per_block) {
   __shared__ Boxes boxes;
-  Row row{boxes, cluster > 1 ? static_cast<int>(cluster_rank()) : 0, cluster, static_cast<int>(threadIdx.x), static_cast<int>(threadIdx.x / 32), static_cast<int>(threadIdx.x & 31)};
+  Row row{boxes,
+          cluster > 1 ? static_cast<int>(cluster_rank()) : 0,
+          cluster,
+          static_cast<int>(threadIdx.x),
+          static_cast<int>(threadIdx.x / 32),
+          static_cast<int>(threadIdx.x & 31)};
   if (cluster > 1) cluster_arrive();
   dependent_begin();
   const int64_t r = blockIdx.x / cluster, begin = min(row.rank * per_block, s.vocab), end = min(begin + per_block, s.vocab);
   const char* logits = static_cast<const char*>(s.logits) + r * s.stride * (kBf16 ? 2 : 4);
   // Entries come in ascending order of ids for one thread, so the first of equals stays.
-  float best = -CUDART_INF_F;
+  float best = -INFINITY;
   int32_t id = static_cast<int32_t>(begin) + row.tid;
   uint32_t flags = 0;
   bool any = false;
@@ -511,7 +555,7 @@ __global__ void __launch_bounds__(kThreads) argmax(const __grid_constant__ Sampl
   const Pair found = row.reduce<Max, true>({any ? rank_key(best, id) : 0, flags});
   if (row.rank == 0 && row.tid == 0) {
     uint32_t out = found.count;
-    const bool nothing = value_of(static_cast<uint32_t>(found.value >> 32)) == -CUDART_INF_F;
+    const bool nothing = value_of(static_cast<uint32_t>(found.value >> 32)) == -INFINITY;
     if (nothing) out |= kSampleNoToken;
     s.ids[r] = nothing || (out & kSampleBroken) != 0 ? -1 : rank_id(found.value);
     if (s.flags != nullptr) s.flags[r] = out;
@@ -521,7 +565,8 @@ __global__ void __launch_bounds__(kThreads) argmax(const __grid_constant__ Sampl
 }  // namespace
 
 int sampling_launch(const Sampling& s, int64_t slice, int shared_bytes, void* stream) {
-  LaunchOptions options{.grid = dim3(static_cast<unsigned>(s.rows * kCluster)), .block = dim3(kThreads), .shared_bytes = shared_bytes};
+  LaunchOptions options{
+      .grid = dim3(static_cast<unsigned>(s.rows * kCluster)), .block = dim3(kThreads), .shared_bytes = shared_bytes};
   options.cluster = kCluster;
   options.dependent = s.dependent;
   return launch(s.logits_bf16 ? sample<true> : sample<false>, options, static_cast<cudaStream_t>(stream), s, slice);

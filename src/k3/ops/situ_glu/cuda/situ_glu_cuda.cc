@@ -11,7 +11,8 @@ CudaStatus glu_cuda(const GluRows& a, Stream stream) {
   for (const void* p : {a.gate, a.up, static_cast<const void*>(a.out)}) {
     K3_CHECK(p != nullptr && reinterpret_cast<uintptr_t>(p) % 16 == 0, "glu: rows not aligned to 16 bytes");
   }
-  for (const int64_t stride : {a.gate_stride, a.up_stride, a.out_stride}) K3_CHECK(stride % 8 == 0, "glu: stride {}", stride);
+  for (const int64_t stride : {a.gate_stride, a.up_stride, a.out_stride})
+    K3_CHECK(stride % 8 == 0, "glu: stride {}", stride);
   return {glu_launch(a, stream)};
 }
 

@@ -1,11 +1,10 @@
-#include "k3/ops/situ_glu/situ_glu.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
 
 #include "k3/ops/cuda/gpu_test_util.h"
 #include "k3/ops/situ_glu/cuda/situ_glu_cuda.h"
+#include "k3/ops/situ_glu/situ_glu.h"
 
 namespace k3::ops::cuda {
 namespace {
@@ -19,7 +18,8 @@ double run(int64_t rows, int64_t width, const Glu& kind, float scale, bool joine
     for (int64_t t = 0; t < rows; ++t) std::copy_n(up.begin() + t * stride, width, gate.begin() + t * stride + width);
   }
   std::vector<float> want(static_cast<size_t>(rows * width)), got;
-  const Tensor gate_t = matrix(gate.data(), rows, width, stride), up_t = joined ? matrix(gate.data() + width, rows, width, stride) : matrix(up.data(), rows, width, stride);
+  const Tensor gate_t = matrix(gate.data(), rows, width, stride),
+               up_t = joined ? matrix(gate.data() + width, rows, width, stride) : matrix(up.data(), rows, width, stride);
   glu_ref(gate_t, up_t, kind, matrix(want.data(), rows, width));
   const DeviceArray<uint16_t> d_gate(to_bf16(gate)), d_up(to_bf16(up)), d_out(rows * stride);
   const auto& out = in_place ? d_gate : d_out;
@@ -53,7 +53,8 @@ double run(int64_t rows, int64_t width, const Glu& kind, float scale, bool joine
 
 TEST(GluGpu, SanitizeKindsScalesAndLayouts) {
   K3_NEEDS_GPU();
-  const Glu kinds[] = {{GluKind::silu, 1, {}}, {GluKind::situ, 4, 25.0F}, {GluKind::situ, 4, {}}, {GluKind::situ, 1.5F, 7.0F}};
+  const Glu kinds[] = {
+      {GluKind::silu, 1, {}}, {GluKind::situ, 4, 25.0F}, {GluKind::situ, 4, {}}, {GluKind::situ, 1.5F, 7.0F}};
   double worst = 0;
   for (const Glu& kind : kinds) {
     for (const float scale : {1e-4F, 0.1F, 1.0F, 30.0F}) {
