@@ -92,15 +92,15 @@ __device__ __forceinline__ void square(uint32_t buffer, uint32_t lane_at, int j,
   }
   mma16(sum.l[0], kp[0], kp[1], kp[2], kp[3], km[0], km[2]);
   mma16(sum.l[1], kp[0], kp[1], kp[2], kp[3], km[1], km[3]);
-  mma16(sum.kk[0], k[0], k[1], k[2], k[3], k[0], k[2]);
-  mma16(sum.kk[1], k[0], k[1], k[2], k[3], k[1], k[3]);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) mma8(sum.kk[i], k[0], k[1], k[i]), mma8(sum.kk[i], k[2], k[3], k[2 + i]);
   stmatrix_x4(at + kAtW, kp);
   stmatrix_x4(at + kAtK, ke);
   if constexpr (!kMaps) {
     mma16(sum.p[0], qp[0], qp[1], qp[2], qp[3], km[0], km[2]);
     mma16(sum.p[1], qp[0], qp[1], qp[2], qp[3], km[1], km[3]);
-    mma16(sum.qq[0], q[0], q[1], q[2], q[3], q[0], q[2]);
-    mma16(sum.qq[1], q[0], q[1], q[2], q[3], q[1], q[3]);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) mma8(sum.qq[i], q[0], q[1], q[i]), mma8(sum.qq[i], q[2], q[3], q[2 + i]);
     stmatrix_x4(at + kAtQ, qp);
   }
   if (lane < 4) store_shared(buffer + kAtE + static_cast<uint32_t>(lane * kERow + j * 16), whole);
@@ -167,14 +167,14 @@ __device__ __forceinline__ void finish(uint32_t buffer, uint32_t lane_at, const 
     tv[3][c] = r_high * t22[c] * b_column[1][c];
   }
   const uint32_t fragment = buffer + static_cast<uint32_t>(lane) * 16;
-  const uint32_t t[4] = {pack_bf16(tv[0][0], tv[0][1]), pack_bf16(tv[1][0], tv[1][1]), 0, pack_bf16(tv[3][0], tv[3][1])};
+  const uint32_t t[4] = {pack_bf16(tv[0][0], tv[0][1]), 0, pack_bf16(tv[1][0], tv[1][1]), pack_bf16(tv[3][0], tv[3][1])};
   store_shared(fragment + kAtT, t);
   uint32_t w[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) w[i] = pack_bf16(-tv[i][0] * r_column[i / 2][0], -tv[i][1] * r_column[i / 2][1]);
   if constexpr (!kMaps) {
     const auto lower = [&](float p, int c) { return column + c <= row ? p : 0.0F; };
-    const uint32_t p[4] = {pack_bf16(lower(sum.p[0][0], 0), lower(sum.p[0][1], 1)), pack_bf16(sum.p[0][2], sum.p[0][3]), 0,
+    const uint32_t p[4] = {pack_bf16(lower(sum.p[0][0], 0), lower(sum.p[0][1], 1)), 0, pack_bf16(sum.p[0][2], sum.p[0][3]),
                            pack_bf16(lower(sum.p[1][2], 0), lower(sum.p[1][3], 1))};
     store_shared(fragment + kAtP, p);
     diagonal(sum.qq, low, high);
@@ -235,7 +235,7 @@ __device__ __forceinline__ void produce(const K3KdaPrefill& a, const Piece& piec
     __syncwarp();
     Products sum;
 #pragma unroll 2
-    for (int j = 0; j < 8; ++j) square<kMaps>(buffer, lane_at, j, c, s.bias[j][row], tokens, sum);
+    for (int j = (a.debug & 2) ? 8 : 0; j < 8; ++j) square<kMaps>(buffer, lane_at, j, c, s.bias[j][row], tokens, sum);
     walk.steps(s.cuts, piece.end, kProducers);
     const bool more = walk.at < piece.end;
     if (more) {
@@ -246,7 +246,7 @@ __device__ __forceinline__ void produce(const K3KdaPrefill& a, const Piece& piec
       logit = load_beta(a, piece.first + walk.at + lane, piece.head, lane < count);
     }
     __syncwarp();
-    finish<kMaps>(buffer, lane_at, sum, beta);
+    if (!(a.debug & 4)) finish<kMaps>(buffer, lane_at, sum, beta);
     __syncwarp();
     if (lane == 0) mbar_arrive(full + static_cast<uint32_t>(chunk % kBuffers * 8));
     if (!more) break;

@@ -74,7 +74,7 @@ __device__ __forceinline__ void load_state(const K3KdaPrefill& a, const Piece& p
 
 // One chunk: state and, unless kMaps, out (before its scale).
 template <bool kMaps>
-__device__ __forceinline__ void advance(uint32_t buffer, uint32_t lane_at, State& state, float (&out)[2][2][4], int warp, int part) {
+__device__ __forceinline__ void advance(uint32_t buffer, uint32_t lane_at, uint32_t across, State& state, float (&out)[2][2][4], int warp, int part) {
   const uint32_t lane = threadIdx.x % 32;
   float u[2][2][4] = {};  // value rows x tokens
   if (!kMaps || part == 0) {
@@ -83,28 +83,28 @@ __device__ __forceinline__ void advance(uint32_t buffer, uint32_t lane_at, State
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
       uint32_t v[4];
-      ldmatrix_x4_trans(v, buffer + kAtV + tile_at(lane_at, 2 * warp + m));
-      mma16(u[m][0], v[0], v[2], v[1], v[3], t[0], t[2]);
-      mma16(u[m][1], v[0], v[2], v[1], v[3], t[1], t[3]);
+      ldmatrix_x4_trans(v, buffer + kAtV + tile_at(across, 2 * warp + m));
+      mma16(u[m][0], v[0], v[1], v[2], v[3], t[0], t[1]);
+      mma16(u[m][1], v[0], v[1], v[2], v[3], t[2], t[3]);
     }
   }
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
     uint32_t w[4], q[4];
     float decay[4];
-    ldmatrix_x4(w, buffer + kAtW + tile_at(lane_at, j));
-    if constexpr (!kMaps) ldmatrix_x4(q, buffer + kAtQ + tile_at(lane_at, j));
+    ldmatrix_x4(w, buffer + kAtW + tile_at(across, j));
+    if constexpr (!kMaps) ldmatrix_x4(q, buffer + kAtQ + tile_at(across, j));
     load_shared(decay, buffer + kAtE + (lane & 3) * kERow + static_cast<uint32_t>(j) * 16);
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
       float(&s0)[4] = state[m][2 * j];
       float(&s1)[4] = state[m][2 * j + 1];
       const uint32_t a0 = pack_bf16(s0[0], s0[1]), a1 = pack_bf16(s0[2], s0[3]), a2 = pack_bf16(s1[0], s1[1]), a3 = pack_bf16(s1[2], s1[3]);
-      mma16(u[m][0], a0, a1, a2, a3, w[0], w[2]);
-      mma16(u[m][1], a0, a1, a2, a3, w[1], w[3]);
+      mma16(u[m][0], a0, a1, a2, a3, w[0], w[1]);
+      mma16(u[m][1], a0, a1, a2, a3, w[2], w[3]);
       if constexpr (!kMaps) {
-        mma16(out[m][0], a0, a1, a2, a3, q[0], q[2]);
-        mma16(out[m][1], a0, a1, a2, a3, q[1], q[3]);
+        mma16(out[m][0], a0, a1, a2, a3, q[0], q[1]);
+        mma16(out[m][1], a0, a1, a2, a3, q[2], q[3]);
       }
 #pragma unroll
       for (int i = 0; i < 4; ++i) s0[i] *= decay[i & 1], s1[i] *= decay[2 + (i & 1)];
@@ -131,8 +131,8 @@ __device__ __forceinline__ void advance(uint32_t buffer, uint32_t lane_at, State
     load_shared(p, buffer + kAtP + lane * 16);
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
-      mma16(out[m][0], a[m][0], a[m][1], a[m][2], a[m][3], p[0], p[2]);
-      mma16(out[m][1], a[m][0], a[m][1], a[m][2], a[m][3], p[1], p[3]);
+      mma16(out[m][0], a[m][0], a[m][1], a[m][2], a[m][3], p[0], p[1]);
+      mma16(out[m][1], a[m][0], a[m][1], a[m][2], a[m][3], p[2], p[3]);
     }
   }
 }
@@ -168,7 +168,7 @@ __device__ __forceinline__ void consume(const K3KdaPrefill& a, const Piece& piec
   State state;
   load_state<kMaps>(a, piece, state, warp);
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const uint32_t lane_at = tile_lane(), buffers = shared_address(s.buffers), full = shared_address(s.full), empty = shared_address(s.empty);
+  const uint32_t lane_at = tile_lane(), across = tile_lane(true), buffers = shared_address(s.buffers), full = shared_address(s.full), empty = shared_address(s.empty);
   const uint32_t staging = shared_address(s.out[warp]);
   Walk walk{piece.begin};
   int slot = 0;
@@ -178,7 +178,7 @@ __device__ __forceinline__ void consume(const K3KdaPrefill& a, const Piece& piec
     const int first = walk.at, cut = walk.cut, last = walk.end(s.cuts, piece.end);
     mbar_wait(full + static_cast<uint32_t>(slot * 8), parity);
     float out[2][2][4] = {}, scale[4];
-    advance<kMaps>(buffer, lane_at, state, out, warp, piece.part);
+    if (!(a.debug & 1)) advance<kMaps>(buffer, lane_at, across, state, out, warp, piece.part);
     if constexpr (!kMaps) load_shared(scale, buffer + kAtScale + static_cast<uint32_t>(lane & 3) * 16);
     __syncwarp();
     if (lane == 0) mbar_arrive(empty + static_cast<uint32_t>(slot * 8));

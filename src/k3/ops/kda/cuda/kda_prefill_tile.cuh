@@ -65,9 +65,10 @@ struct Walk {
   }
 };
 
-// Of this lane's row in square j: what ldmatrix and stmatrix want.
-__device__ __forceinline__ uint32_t tile_lane() {
-  const uint32_t lane = threadIdx.x % 32, m = lane / 8, row = lane % 8;
+// Of this lane's row in square j: what ldmatrix and stmatrix want. across: the middle two matrices change places, so that the pairs
+// of a B fragment (or, transposed, an A fragment) are neighbouring registers.
+__device__ __forceinline__ uint32_t tile_lane(bool across = false) {
+  const uint32_t lane = threadIdx.x % 32, row = lane % 8, m = across ? (lane / 8 & 1) * 2 + lane / 16 : lane / 8;
   return m * 128 + ((row ^ (m / 2)) << 4);
 }
 __device__ __forceinline__ uint32_t tile_at(uint32_t tile_lane, int j) { return static_cast<uint32_t>(j) * 512 + (tile_lane ^ ((static_cast<uint32_t>(j) & 3U) << 5)); }
@@ -76,6 +77,12 @@ __device__ __forceinline__ void mma16(float (&d)[4], uint32_t a0, uint32_t a1, u
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};\n"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+// Half as deep: d += (a0, a1) b, 8 channels.
+__device__ __forceinline__ void mma8(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t b0) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};\n"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a0), "r"(a1), "r"(b0));
 }
 __device__ __forceinline__ void mma16_half(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};\n"
