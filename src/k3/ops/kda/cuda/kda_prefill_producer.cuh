@@ -39,10 +39,14 @@ __device__ __forceinline__ void load_rows(const RawRows& raw, int64_t first, int
   cp_async_commit();
 }
 
-__device__ __forceinline__ float load_beta(const K3KdaPrefill& a, int64_t row, int head, bool take) {
+// The logit of one token as it is stored: it is made a number when it is used, not where its load is waited for.
+__device__ __forceinline__ uint32_t load_logit(const K3KdaPrefill& a, int64_t row, int head, bool take) {
   if (!take) return 0;
   const int64_t at = row * a.b_stride + head;
-  return a.b_f32 != 0 ? static_cast<const float*>(a.b)[at] : __bfloat162float(static_cast<const __nv_bfloat16*>(a.b)[at]);
+  return a.b_f32 != 0 ? static_cast<const uint32_t*>(a.b)[at] : static_cast<const uint16_t*>(a.b)[at];
+}
+__device__ __forceinline__ float beta_of(const K3KdaPrefill& a, uint32_t logit) {
+  return 1.0F / (1.0F + __expf(-__uint_as_float(a.b_f32 != 0 ? logit : logit << 16)));
 }
 
 // Sums over the warp's products: rows tokens, columns tokens.
@@ -61,48 +65,60 @@ __device__ __forceinline__ uint32_t gates(uint32_t z, float bias, const GateCons
   return pack_half(reciprocal(fmaf(e0, c.unit, c.unit)), reciprocal(fmaf(e1, c.unit, c.unit)));
 }
 
-// Channels 16 j .. 16 j + 15. tokens[2]: masks of the FP16 pairs of tokens 2 (lane % 4), + 8.
+// Channels 16 j .. 16 j + 15 in two steps, so that the first of one square runs beside the second of the one before.
+struct Square {
+  float g[2][4];  // decay since the chunk's begin, log2: as accumulators [channel octet][token, channel pairs]
+  uint32_t k[4], q[4];
+};
+
+// tokens[2]: masks of the FP16 pairs of tokens 2 (lane % 4), + 8.
 template <bool kMaps>
-__device__ __forceinline__ void square(uint32_t buffer, uint32_t lane_at, int j, const GateConstants& c, float2 bias, const uint32_t (&tokens)[2], Products& sum) {
+__device__ __forceinline__ void open_square(uint32_t buffer, uint32_t lane_at, int j, const GateConstants& c, float2 bias, const uint32_t (&tokens)[2], Square& s) {
+  const uint32_t at = buffer + tile_at(lane_at, j);
+  uint32_t z[4];
+  ldmatrix_x4_trans(z, at + kAtW);
+  ldmatrix_x4(s.k, at + kAtK);
+  if constexpr (!kMaps) ldmatrix_x4(s.q, at + kAtQ);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) s.g[0][i] = s.g[1][i] = 0;
+  mma16_half(s.g[0], c.sum, gates(z[0], bias.x, c) & tokens[0], gates(z[1], bias.x, c) & tokens[1]);
+  mma16_half(s.g[1], c.sum, gates(z[2], bias.y, c) & tokens[0], gates(z[3], bias.y, c) & tokens[1]);
+}
+
+template <bool kMaps>
+__device__ __forceinline__ void close_square(uint32_t buffer, uint32_t lane_at, int j, const Square& s, Products& sum) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const uint32_t at = buffer + tile_at(lane_at, j);
-  uint32_t z[4], q[4], k[4];
-  ldmatrix_x4_trans(z, at + kAtW);
-  ldmatrix_x4(k, at + kAtK);
-  if constexpr (!kMaps) ldmatrix_x4(q, at + kAtQ);
-  float g[2][4] = {};
-  mma16_half(g[0], c.sum, gates(z[0], bias.x, c) & tokens[0], gates(z[1], bias.x, c) & tokens[1]);
-  mma16_half(g[1], c.sum, gates(z[2], bias.y, c) & tokens[0], gates(z[3], bias.y, c) & tokens[1]);
   float grow[2][4], shrink[2][4], whole[4];
 #pragma unroll
-  for (int i = 0; i < 8; ++i) shrink[i / 4][i % 4] = exp2_approx(g[i / 4][i % 4]), grow[i / 4][i % 4] = exp2_approx(-g[i / 4][i % 4]);
+  for (int i = 0; i < 8; ++i) shrink[i / 4][i % 4] = exp2_approx(s.g[i / 4][i % 4]), grow[i / 4][i % 4] = exp2_approx(-s.g[i / 4][i % 4]);
 #pragma unroll
   for (int i = 0; i < 4; ++i) whole[i] = __shfl_sync(0xFFFFFFFFU, shrink[i / 2][2 + i % 2], 28 + (lane & 3));  // token 15
   uint32_t kp[4], km[4], ke[4], qp[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {  // i: half of the tokens + 2 * half of the channels
-    const float(&s)[4] = shrink[i / 2];
-    const float(&r)[4] = grow[i / 2];
+    const float(&down)[4] = shrink[i / 2];
+    const float(&up)[4] = grow[i / 2];
     const int at2 = 2 * (i % 2);
-    const float k0 = low_bf16(k[i]), k1 = high_bf16(k[i]), m0 = k0 * r[at2], m1 = k1 * r[at2 + 1];
-    kp[i] = pack_bf16(k0 * s[at2], k1 * s[at2 + 1]);
+    const float k0 = low_bf16(s.k[i]), k1 = high_bf16(s.k[i]), m0 = k0 * up[at2], m1 = k1 * up[at2 + 1];
+    kp[i] = pack_bf16(k0 * down[at2], k1 * down[at2 + 1]);
     km[i] = pack_bf16(m0, m1);
     ke[i] = pack_bf16(m0 * whole[2 * (i / 2)], m1 * whole[2 * (i / 2) + 1]);
-    if constexpr (!kMaps) qp[i] = pack_bf16(low_bf16(q[i]) * s[at2], high_bf16(q[i]) * s[at2 + 1]);
+    if constexpr (!kMaps) qp[i] = pack_bf16(low_bf16(s.q[i]) * down[at2], high_bf16(s.q[i]) * down[at2 + 1]);
   }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) mma8(sum.kk[i], s.k[0], s.k[1], s.k[i]), mma8(sum.kk[i], s.k[2], s.k[3], s.k[2 + i]);
   mma16(sum.l[0], kp[0], kp[1], kp[2], kp[3], km[0], km[2]);
   mma16(sum.l[1], kp[0], kp[1], kp[2], kp[3], km[1], km[3]);
-#pragma unroll
-  for (int i = 0; i < 2; ++i) mma8(sum.kk[i], k[0], k[1], k[i]), mma8(sum.kk[i], k[2], k[3], k[2 + i]);
-  stmatrix_x4(at + kAtW, kp);
-  stmatrix_x4(at + kAtK, ke);
   if constexpr (!kMaps) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) mma8(sum.qq[i], s.q[0], s.q[1], s.q[i]), mma8(sum.qq[i], s.q[2], s.q[3], s.q[2 + i]);
     mma16(sum.p[0], qp[0], qp[1], qp[2], qp[3], km[0], km[2]);
     mma16(sum.p[1], qp[0], qp[1], qp[2], qp[3], km[1], km[3]);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) mma8(sum.qq[i], q[0], q[1], q[i]), mma8(sum.qq[i], q[2], q[3], q[2 + i]);
     stmatrix_x4(at + kAtQ, qp);
   }
+  stmatrix_x4(at + kAtW, kp);
+  stmatrix_x4(at + kAtK, ke);
   if (lane < 4) store_shared(buffer + kAtE + static_cast<uint32_t>(lane * kERow + j * 16), whole);
 }
 
@@ -222,34 +238,47 @@ __device__ __forceinline__ void produce(const K3KdaPrefill& a, const Piece& piec
   }
   const uint32_t lane_at = tile_lane(), buffers = shared_address(s.buffers), full = shared_address(s.full), empty = shared_address(s.empty);
   int count = walk.end(s.cuts, piece.end) - walk.at;
-  load_rows<kMaps>(raw, walk.at, count, buffers + static_cast<uint32_t>(index % kBuffers * kBufferBytes), piece.part);
-  float logit = load_beta(a, piece.first + walk.at + lane, piece.head, lane < count);
+  uint32_t logit;
+  const auto load = [&](int slot) {
+    count = walk.end(s.cuts, piece.end) - walk.at;
+    load_rows<kMaps>(raw, walk.at, count, buffers + static_cast<uint32_t>(slot * kBufferBytes), piece.part);
+    logit = load_logit(a, piece.first + walk.at + lane, piece.head, lane < count);
+  };
+  load(index % kBuffers);
   for (int chunk = index;; chunk += kProducers) {
     const uint32_t buffer = buffers + static_cast<uint32_t>(chunk % kBuffers * kBufferBytes);
-    const int valid = count;
-    const float beta = lane < valid ? 1.0F / (1.0F + __expf(-logit)) : 0.0F;
     uint32_t tokens[2];
 #pragma unroll
-    for (int h = 0; h < 2; ++h) tokens[h] = (column + 8 * h < valid ? 0xFFFFU : 0U) | (column + 1 + 8 * h < valid ? 0xFFFF0000U : 0U);
+    for (int h = 0; h < 2; ++h) tokens[h] = (column + 8 * h < count ? 0xFFFFU : 0U) | (column + 1 + 8 * h < count ? 0xFFFF0000U : 0U);
     cp_async_wait<0>();
     __syncwarp();
+    const float beta = lane < count ? beta_of(a, logit) : 0.0F;
     Products sum;
-#pragma unroll 2
-    for (int j = (a.debug & 2) ? 8 : 0; j < 8; ++j) square<kMaps>(buffer, lane_at, j, c, s.bias[j][row], tokens, sum);
+    Square square[2];
+    if (!(a.debug & 2)) {
+    open_square<kMaps>(buffer, lane_at, 0, c, s.bias[0][row], tokens, square[0]);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      if (j < 7) open_square<kMaps>(buffer, lane_at, j + 1, c, s.bias[j + 1][row], tokens, square[(j + 1) % 2]);
+      close_square<kMaps>(buffer, lane_at, j, square[j % 2], sum);
+    }
+    }
     walk.steps(s.cuts, piece.end, kProducers);
     const bool more = walk.at < piece.end;
-    if (more) {
-      const int next = chunk + kProducers, slot = next % kBuffers, round = next / kBuffers;
-      if (round > 0) mbar_wait(empty + static_cast<uint32_t>(slot * 8), static_cast<uint32_t>(round + 1) & 1U);
-      count = walk.end(s.cuts, piece.end) - walk.at;
-      load_rows<kMaps>(raw, walk.at, count, buffers + static_cast<uint32_t>(slot * kBufferBytes), piece.part);
-      logit = load_beta(a, piece.first + walk.at + lane, piece.head, lane < count);
-    }
+    const int next = chunk + kProducers, slot = next % kBuffers, round = next / kBuffers;
+    const uint32_t free = empty + static_cast<uint32_t>(slot * 8), parity = static_cast<uint32_t>(round + 1) & 1U;
+    // The next rows now if their buffer is free, else after this chunk is done: the consumers may be waiting for it.
+    const bool early = more && (round == 0 || __all_sync(0xFFFFFFFFU, static_cast<int>(mbar_test(free, parity))) != 0);
+    if (early) load(slot);
     __syncwarp();
-    if (!(a.debug & 4)) finish<kMaps>(buffer, lane_at, sum, beta);
+    if (!(a.debug & 2)) finish<kMaps>(buffer, lane_at, sum, beta);
     __syncwarp();
     if (lane == 0) mbar_arrive(full + static_cast<uint32_t>(chunk % kBuffers * 8));
     if (!more) break;
+    if (!early) {
+      mbar_wait(free, parity);
+      load(slot);
+    }
   }
 }
 
