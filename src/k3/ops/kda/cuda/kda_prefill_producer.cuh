@@ -12,30 +12,28 @@ namespace k3::ops::cuda {
 
 constexpr float kGateUnit = 1024;  // decays in units of 2^-10 log2: FP16 keeps 11 bits of them down to 2^-24 / 1024
 
-struct RawRows {  // this lane's part of the rows of one head
-  const __nv_bfloat16* at[4];  // z, q, k, v
-  int64_t stride[4];
-  const void* b;
-};
-
-// Rows [first, first + count) of the sequence to a buffer; rows beyond are zeros.
+// Rows [first, first + count) of the batch to a buffer; rows beyond are zeros.
 template <bool kMaps>
-__device__ __forceinline__ void load_rows(const RawRows& raw, int64_t first, int count, uint32_t buffer, int part) {
+__device__ __forceinline__ void load_rows(const K3KdaPrefill& a, const Piece& piece, int64_t first, int count, uint32_t buffer) {
   const int lane = static_cast<int>(threadIdx.x) % 32, row = lane / 8;
-  const uint32_t to = buffer + static_cast<uint32_t>(((lane & 7) >> 1) * 512 + (lane & 1) * 256 + ((row ^ (lane & 7)) << 4));
-#pragma unroll
-  for (int tensor = 0; tensor < 4; ++tensor) {
-    if (kMaps && (tensor == 1 || (tensor == 3 && part == 1))) continue;
-    const __nv_bfloat16* from = raw.at[tensor] + (first + row) * raw.stride[tensor];
+  const uint32_t swizzled = static_cast<uint32_t>((row ^ (lane & 7)) << 4);
+  const int column = piece.head * kDim + (lane & 7) * 8;
+  const auto load = [&](const void* base, int64_t stride, int place, int octet) {
+    const uint32_t to = buffer + static_cast<uint32_t>(place + (lane & 7) * octet);
+    const __nv_bfloat16* from = static_cast<const __nv_bfloat16*>(base) + (first + row) * stride + column;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const bool take = 4 * i + row < count;
-      const uint32_t at = (to ^ static_cast<uint32_t>((i & 1) << 6)) + static_cast<uint32_t>(tensor * kTileBytes + (i >> 1) * 128);
+      const uint32_t at = to + (swizzled ^ static_cast<uint32_t>((i & 1) << 6)) + static_cast<uint32_t>((i >> 1) * 128);
       cp_async<16>(at, from, take);
-      cp_async<16>(at + 2048, from + 64, take);
-      from += 4 * raw.stride[tensor];
+      cp_async<16>(at + static_cast<uint32_t>(8 * octet), from + 64, take);
+      from += 4 * stride;
     }
-  }
+  };
+  load(a.z, a.z_stride, kAtZ, 512);
+  load(a.k, a.k_stride, kAtK, 256);
+  if constexpr (!kMaps) load(a.q, a.q_stride, kAtQ, 512);
+  if (!kMaps || piece.part == 0) load(a.v, a.v_stride, kAtV, 256);
   cp_async_commit();
 }
 
@@ -54,6 +52,10 @@ struct Products {
   float l[2][4] = {}, p[2][4] = {}, kk[2][4] = {}, qq[2][4] = {};
 };
 
+struct Lanes {  // of raw_lane and factor_lane
+  uint32_t raw_zq, raw_k, zq, k;
+};
+
 struct GateConstants {
   float rate;       // -exp(A_log) * log2(e)
   float unit;       // 1 / (lower_bound * log2(e) * kGateUnit)
@@ -67,31 +69,31 @@ __device__ __forceinline__ uint32_t gates(uint32_t z, float bias, const GateCons
 
 // Channels 16 j .. 16 j + 15 in two steps, so that the first of one square runs beside the second of the one before.
 struct Square {
-  float g[2][4];  // decay since the chunk's begin, log2: as accumulators [channel octet][token, channel pairs]
+  uint32_t gate[4];  // decays of 2 tokens: FP16 B fragments of two octets of channels
   uint32_t k[4], q[4];
 };
 
 // tokens[2]: masks of the FP16 pairs of tokens 2 (lane % 4), + 8.
 template <bool kMaps>
-__device__ __forceinline__ void open_square(uint32_t buffer, uint32_t lane_at, int j, const GateConstants& c, float2 bias, const uint32_t (&tokens)[2], Square& s) {
-  const uint32_t at = buffer + tile_at(lane_at, j);
+__device__ __forceinline__ void open_square(uint32_t buffer, const Lanes& lanes, int j, const GateConstants& c, float2 bias, const uint32_t (&tokens)[2], Square& s) {
+  const uint32_t at = buffer + raw_at<512>(lanes.raw_zq, j);
   uint32_t z[4];
-  ldmatrix_x4_trans(z, at + kAtW);
-  ldmatrix_x4(s.k, at + kAtK);
+  ldmatrix_x4_trans(z, at + kAtZ);
+  ldmatrix_x4(s.k, buffer + kAtK + raw_at<256>(lanes.raw_k, j));
   if constexpr (!kMaps) ldmatrix_x4(s.q, at + kAtQ);
-#pragma unroll
-  for (int i = 0; i < 4; ++i) s.g[0][i] = s.g[1][i] = 0;
-  mma16_half(s.g[0], c.sum, gates(z[0], bias.x, c) & tokens[0], gates(z[1], bias.x, c) & tokens[1]);
-  mma16_half(s.g[1], c.sum, gates(z[2], bias.y, c) & tokens[0], gates(z[3], bias.y, c) & tokens[1]);
+  s.gate[0] = gates(z[0], bias.x, c) & tokens[0], s.gate[1] = gates(z[1], bias.x, c) & tokens[1];
+  s.gate[2] = gates(z[2], bias.y, c) & tokens[0], s.gate[3] = gates(z[3], bias.y, c) & tokens[1];
 }
 
 template <bool kMaps>
-__device__ __forceinline__ void close_square(uint32_t buffer, uint32_t lane_at, int j, const Square& s, Products& sum) {
+__device__ __forceinline__ void close_square(uint32_t buffer, const Lanes& lanes, int j, const GateConstants& c, const Square& s, Products& sum) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const uint32_t at = buffer + tile_at(lane_at, j);
-  float grow[2][4], shrink[2][4], whole[4];
+  const uint32_t at = buffer + lanes.zq + static_cast<uint32_t>(j) * 1024;
+  float g[2][4] = {}, grow[2][4], shrink[2][4], whole[4];  // g: decay since the chunk's begin, log2
+  mma16_half(g[0], c.sum, s.gate[0], s.gate[1]);
+  mma16_half(g[1], c.sum, s.gate[2], s.gate[3]);
 #pragma unroll
-  for (int i = 0; i < 8; ++i) shrink[i / 4][i % 4] = exp2_approx(s.g[i / 4][i % 4]), grow[i / 4][i % 4] = exp2_approx(-s.g[i / 4][i % 4]);
+  for (int i = 0; i < 8; ++i) shrink[i / 4][i % 4] = exp2_approx(g[i / 4][i % 4]), grow[i / 4][i % 4] = exp2_approx(-g[i / 4][i % 4]);
 #pragma unroll
   for (int i = 0; i < 4; ++i) whole[i] = __shfl_sync(0xFFFFFFFFU, shrink[i / 2][2 + i % 2], 28 + (lane & 3));  // token 15
   uint32_t kp[4], km[4], ke[4], qp[4];
@@ -117,8 +119,8 @@ __device__ __forceinline__ void close_square(uint32_t buffer, uint32_t lane_at, 
     mma16(sum.p[1], qp[0], qp[1], qp[2], qp[3], km[1], km[3]);
     stmatrix_x4(at + kAtQ, qp);
   }
-  stmatrix_x4(at + kAtW, kp);
-  stmatrix_x4(at + kAtK, ke);
+  stmatrix_x4(at + kAtZ, kp);
+  stmatrix_x4(buffer + kAtK + lanes.k + static_cast<uint32_t>(j) * 512, ke);
   if (lane < 4) store_shared(buffer + kAtE + static_cast<uint32_t>(lane * kERow + j * 16), whole);
 }
 
@@ -149,7 +151,7 @@ __device__ __forceinline__ void invert_blocks(const float (&a)[2], const float (
 
 // Everything after the sums: norms, the inverse, T V and P as fragments, W. beta: of token lane (lanes 0..15).
 template <bool kMaps>
-__device__ __forceinline__ void finish(uint32_t buffer, uint32_t lane_at, const Products& sum, float beta) {
+__device__ __forceinline__ void finish(uint32_t buffer, const Lanes& lanes, const Products& sum, float beta) {
   const int lane = static_cast<int>(threadIdx.x) % 32, row = lane >> 2, column = 2 * (lane & 3);
   float low, high;
   diagonal(sum.kk, low, high);
@@ -182,17 +184,16 @@ __device__ __forceinline__ void finish(uint32_t buffer, uint32_t lane_at, const 
     tv[2][c] = 0;
     tv[3][c] = r_high * t22[c] * b_column[1][c];
   }
-  const uint32_t fragment = buffer + static_cast<uint32_t>(lane) * 16;
-  const uint32_t t[4] = {pack_bf16(tv[0][0], tv[0][1]), 0, pack_bf16(tv[1][0], tv[1][1]), pack_bf16(tv[3][0], tv[3][1])};
-  store_shared(fragment + kAtT, t);
+  const uint32_t t[4] = {pack_bf16(tv[0][0], tv[0][1]), pack_bf16(tv[1][0], tv[1][1]), 0, pack_bf16(tv[3][0], tv[3][1])};
+  stmatrix_x4(buffer + kAtT + lanes.zq, t);
   uint32_t w[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) w[i] = pack_bf16(-tv[i][0] * r_column[i / 2][0], -tv[i][1] * r_column[i / 2][1]);
   if constexpr (!kMaps) {
     const auto lower = [&](float p, int c) { return column + c <= row ? p : 0.0F; };
-    const uint32_t p[4] = {pack_bf16(lower(sum.p[0][0], 0), lower(sum.p[0][1], 1)), 0, pack_bf16(sum.p[0][2], sum.p[0][3]),
+    const uint32_t p[4] = {pack_bf16(lower(sum.p[0][0], 0), lower(sum.p[0][1], 1)), pack_bf16(sum.p[0][2], sum.p[0][3]), 0,
                            pack_bf16(lower(sum.p[1][2], 0), lower(sum.p[1][3], 1))};
-    store_shared(fragment + kAtP, p);
+    stmatrix_x4(buffer + kAtP + 256 + lanes.zq, p);
     diagonal(sum.qq, low, high);
     if ((lane & 3) == 0) {
       const uint32_t at = buffer + kAtScale + static_cast<uint32_t>((row >> 1) * 16 + (row & 1) * 4);
@@ -203,7 +204,7 @@ __device__ __forceinline__ void finish(uint32_t buffer, uint32_t lane_at, const 
   }
 #pragma unroll 4
   for (int j = 0; j < 8; ++j) {
-    const uint32_t at = buffer + kAtW + tile_at(lane_at, j);
+    const uint32_t at = buffer + kAtZ + lanes.zq + static_cast<uint32_t>(j) * 1024;
     uint32_t kp[4];
     ldmatrix_x4_trans(kp, at);
     float d[2][4] = {};
@@ -228,20 +229,13 @@ __device__ __forceinline__ void produce(const K3KdaPrefill& a, const Piece& piec
   const uint32_t ones = 0x14001400;  // 1 / kGateUnit, twice
   const uint32_t triangle = (column <= row ? 0x1400U : 0U) | (column + 1 <= row ? 0x14000000U : 0U);
   c.sum[0] = triangle, c.sum[1] = ones, c.sum[2] = 0, c.sum[3] = triangle;
-  RawRows raw;
-  const void* tensors[4] = {a.z, a.q, a.k, a.v};
-  const int64_t strides[4] = {a.z_stride, a.q_stride, a.k_stride, a.v_stride};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    raw.stride[i] = strides[i];
-    raw.at[i] = static_cast<const __nv_bfloat16*>(tensors[i]) + piece.first * strides[i] + piece.head * kDim + (lane & 7) * 8;
-  }
-  const uint32_t lane_at = tile_lane(), buffers = shared_address(s.buffers), full = shared_address(s.full), empty = shared_address(s.empty);
+  const Lanes lanes = {raw_lane<512>(), raw_lane<256>(), factor_lane<512>(), factor_lane<256>()};
+  const uint32_t buffers = shared_address(s.buffers), full = shared_address(s.full), empty = shared_address(s.empty);
   int count = walk.end(s.cuts, piece.end) - walk.at;
   uint32_t logit;
   const auto load = [&](int slot) {
     count = walk.end(s.cuts, piece.end) - walk.at;
-    load_rows<kMaps>(raw, walk.at, count, buffers + static_cast<uint32_t>(slot * kBufferBytes), piece.part);
+    load_rows<kMaps>(a, piece, piece.first + walk.at, count, buffers + static_cast<uint32_t>(slot * kBufferBytes));
     logit = load_logit(a, piece.first + walk.at + lane, piece.head, lane < count);
   };
   load(index % kBuffers);
@@ -256,11 +250,11 @@ __device__ __forceinline__ void produce(const K3KdaPrefill& a, const Piece& piec
     Products sum;
     Square square[2];
     if (!(a.debug & 2)) {
-    open_square<kMaps>(buffer, lane_at, 0, c, s.bias[0][row], tokens, square[0]);
+    open_square<kMaps>(buffer, lanes, 0, c, s.bias[0][row], tokens, square[0]);
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      if (j < 7) open_square<kMaps>(buffer, lane_at, j + 1, c, s.bias[j + 1][row], tokens, square[(j + 1) % 2]);
-      close_square<kMaps>(buffer, lane_at, j, square[j % 2], sum);
+      if (j < 7) open_square<kMaps>(buffer, lanes, j + 1, c, s.bias[j + 1][row], tokens, square[(j + 1) % 2]);
+      close_square<kMaps>(buffer, lanes, j, c, square[j % 2], sum);
     }
     }
     walk.steps(s.cuts, piece.end, kProducers);
@@ -271,7 +265,8 @@ __device__ __forceinline__ void produce(const K3KdaPrefill& a, const Piece& piec
     const bool early = more && (round == 0 || __all_sync(0xFFFFFFFFU, static_cast<int>(mbar_test(free, parity))) != 0);
     if (early) load(slot);
     __syncwarp();
-    if (!(a.debug & 2)) finish<kMaps>(buffer, lane_at, sum, beta);
+    if (!(a.debug & 2)) finish<kMaps>(buffer, lanes, sum, beta);
+    fence_async_proxy();  // wgmma reads next
     __syncwarp();
     if (lane == 0) mbar_arrive(full + static_cast<uint32_t>(chunk % kBuffers * 8));
     if (!more) break;

@@ -1,8 +1,8 @@
 // Internal to ops/kda. Chunks of the fused prefill kernel: which tokens they are, how their tiles lie in shared memory, instructions.
 //
-// A tile is 16 tokens x 128 channels of BF16 (4 KiB): eight squares of 16 channels, each four 8 x 8 matrices in the order of an A
-// fragment (tokens 0-7 and 8-15 of the first 8 channels, then of the second), rows of 16 bytes permuted so that neither copies of
-// whole rows nor ldmatrix meet a bank twice.
+// A tile is 16 tokens x 128 channels of BF16: 16 octets of channels, each an 8 x 8 matrix of the first eight tokens and one of the
+// others, 128 bytes each with rows of 16: what wgmma calls core matrices without swizzle. Raw rows are permuted inside their matrices
+// so that copies of whole rows do not meet a bank twice; factors lie in order.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -13,16 +13,17 @@
 
 namespace k3::ops::cuda {
 
-constexpr int kChunk = 16, kTileBytes = kChunk * kDim * 2;
-constexpr int kProducers = 8, kConsumers = 4;  // warps
-constexpr int kBuffers = 12;
+constexpr int kChunk = 16;
+constexpr int kProducers = 8, kConsumers = 8;  // warps
+constexpr int kBuffers = 11;
 constexpr int kPrefillThreads = 32 * (kProducers + kConsumers);
 
 // One chunk in shared memory. Loaded: z, q, k, v. The producer writes over them: W in the place of z, the scaled q and k in theirs.
-constexpr int kAtW = 0, kAtQ = kTileBytes, kAtK = 2 * kTileBytes, kAtV = 3 * kTileBytes;
-constexpr int kAtT = 4 * kTileBytes;      // 16 x 16 as B fragments, 16 bytes a lane
-constexpr int kAtP = kAtT + 512;
-constexpr int kAtE = kAtP + 512;          // chunk decay, FP32, 36 floats for each lane % 4
+// z and q share their octets, 256 bytes each, so that W and Q are one operand of 32 rows.
+constexpr int kAtZ = 0, kAtQ = 256, kAtK = 8192, kAtV = kAtK + 4096;
+constexpr int kAtT = kAtV + 4096;         // 32 x 16: T V, then 16 rows of zeros
+constexpr int kAtP = kAtT + 1024;         // 16 rows of zeros, then P
+constexpr int kAtE = kAtP + 1024;         // chunk decay, FP32, 36 floats for each lane % 4
 constexpr int kERow = 144;
 constexpr int kAtScale = kAtE + 4 * kERow;  // of the outputs, 4 floats for each lane % 4
 constexpr int kBufferBytes = kAtScale + 64;
@@ -30,7 +31,7 @@ static_assert(kBufferBytes % 128 == 0);
 
 struct PrefillShared {
   alignas(128) unsigned char buffers[kBuffers][kBufferBytes];
-  alignas(128) unsigned char out[kConsumers][1024];
+  alignas(128) unsigned char out[kConsumers][512];
   float2 bias[8][8];  // -exp(A_log) * dt_bias * log2(e) of channels 16 j + r and 16 j + 8 + r
   unsigned long long full[kBuffers], empty[kBuffers];
   KdaCuts cuts;
@@ -65,13 +66,22 @@ struct Walk {
   }
 };
 
-// Of this lane's row in square j: what ldmatrix and stmatrix want. across: the middle two matrices change places, so that the pairs
-// of a B fragment (or, transposed, an A fragment) are neighbouring registers.
-__device__ __forceinline__ uint32_t tile_lane(bool across = false) {
+// This lane's row of a square of 16 channels (j), as ldmatrix and stmatrix want it, where an octet takes kOctet bytes. Matrices in the
+// order of an A fragment: tokens 0-7 and 8-15 of the first octet, then of the second; across: the middle two change places.
+template <int kOctet>
+__device__ __forceinline__ uint32_t raw_lane(bool across = false) {
   const uint32_t lane = threadIdx.x % 32, row = lane % 8, m = across ? (lane / 8 & 1) * 2 + lane / 16 : lane / 8;
-  return m * 128 + ((row ^ (m / 2)) << 4);
+  return m / 2 * kOctet + m % 2 * 128 + ((row ^ (m / 2)) << 4);
 }
-__device__ __forceinline__ uint32_t tile_at(uint32_t tile_lane, int j) { return static_cast<uint32_t>(j) * 512 + (tile_lane ^ ((static_cast<uint32_t>(j) & 3U) << 5)); }
+template <int kOctet>
+__device__ __forceinline__ uint32_t raw_at(uint32_t raw_lane, int j) {
+  return static_cast<uint32_t>(j) * 2 * kOctet + (raw_lane ^ ((static_cast<uint32_t>(j) & 3U) << 5));
+}
+template <int kOctet>
+__device__ __forceinline__ uint32_t factor_lane() {
+  const uint32_t lane = threadIdx.x % 32;
+  return lane / 16 * kOctet + lane / 8 % 2 * 128 + lane % 8 * 16;
+}
 
 __device__ __forceinline__ void mma16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};\n"
