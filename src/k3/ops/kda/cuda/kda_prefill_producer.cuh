@@ -12,29 +12,21 @@ namespace k3::ops::cuda {
 
 constexpr float kGateUnit = 1024;  // decays in units of 2^-10 log2: FP16 keeps 11 bits of them down to 2^-24 / 1024
 
-// Rows [first, first + count) of the batch to a buffer; rows beyond are zeros.
+// 16 rows of the batch from `first` to a buffer (one lane). Rows of the next sequence come along; they are masked where they are used.
 template <bool kMaps>
-__device__ __forceinline__ void load_rows(const K3KdaPrefill& a, const Piece& piece, int64_t first, int count, uint32_t buffer) {
-  const int lane = static_cast<int>(threadIdx.x) % 32, row = lane / 8;
-  const uint32_t swizzled = static_cast<uint32_t>((row ^ (lane & 7)) << 4);
-  const int column = piece.head * kDim + (lane & 7) * 8;
-  const auto load = [&](const void* base, int64_t stride, int place, int octet) {
-    const uint32_t to = buffer + static_cast<uint32_t>(place + (lane & 7) * octet);
-    const __nv_bfloat16* from = static_cast<const __nv_bfloat16*>(base) + (first + row) * stride + column;
+__device__ __forceinline__ void load_rows(const PrefillMaps& maps, int head, int part, int first, uint32_t buffer, uint32_t bar) {
+  const bool values = !kMaps || part == 0;
+  fence_async_proxy();  // factors were written here
+  mbar_expect(bar, (kMaps ? (values ? 6 : 4) : 8) * kHalfTile);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const bool take = 4 * i + row < count;
-      const uint32_t at = to + (swizzled ^ static_cast<uint32_t>((i & 1) << 6)) + static_cast<uint32_t>((i >> 1) * 128);
-      cp_async<16>(at, from, take);
-      cp_async<16>(at + static_cast<uint32_t>(8 * octet), from + 64, take);
-      from += 4 * stride;
-    }
-  };
-  load(a.z, a.z_stride, kAtZ, 512);
-  load(a.k, a.k_stride, kAtK, 256);
-  if constexpr (!kMaps) load(a.q, a.q_stride, kAtQ, 512);
-  if (!kMaps || piece.part == 0) load(a.v, a.v_stride, kAtV, 256);
-  cp_async_commit();
+  for (int half = 0; half < 2; ++half) {
+    const int column = head * kDim + 64 * half;
+    const uint32_t zq = buffer + static_cast<uint32_t>(half * kStepZQ), kv = buffer + static_cast<uint32_t>(half * kStepKV);
+    tma_load_2d(zq + kAtZ, &maps.z, column, first, bar);
+    tma_load_2d(kv + kAtK, &maps.k, column, first, bar);
+    if constexpr (!kMaps) tma_load_2d(zq + kAtQ, &maps.q, column, first, bar);
+    if (values) tma_load_2d(kv + kAtV, &maps.v, column, first, bar);
+  }
 }
 
 // The logit of one token as it is stored: it is made a number when it is used, not where its load is waited for.
@@ -52,8 +44,9 @@ struct Products {
   float l[2][4] = {}, p[2][4] = {}, kk[2][4] = {}, qq[2][4] = {};
 };
 
-struct Lanes {  // of raw_lane and factor_lane
-  uint32_t raw_zq, raw_k, zq, k;
+struct Valid {           // tokens of this chunk
+  uint32_t pairs[2];     // halves of a pair: tokens 2 (lane % 4), + 1; + 8
+  uint32_t rows[2];      // tokens lane / 4, + 8
 };
 
 struct GateConstants {
@@ -73,22 +66,23 @@ struct Square {
   uint32_t k[4], q[4];
 };
 
-// tokens[2]: masks of the FP16 pairs of tokens 2 (lane % 4), + 8.
 template <bool kMaps>
-__device__ __forceinline__ void open_square(uint32_t buffer, const Lanes& lanes, int j, const GateConstants& c, float2 bias, const uint32_t (&tokens)[2], Square& s) {
-  const uint32_t at = buffer + raw_at<512>(lanes.raw_zq, j);
+__device__ __forceinline__ void open_square(uint32_t lane_row, int j, const GateConstants& c, float2 bias, const Valid& valid, Square& s) {
+  const uint32_t zq = square_at(lane_row, j, kStepZQ);
   uint32_t z[4];
-  ldmatrix_x4_trans(z, at + kAtZ);
-  ldmatrix_x4(s.k, buffer + kAtK + raw_at<256>(lanes.raw_k, j));
-  if constexpr (!kMaps) ldmatrix_x4(s.q, at + kAtQ);
-  s.gate[0] = gates(z[0], bias.x, c) & tokens[0], s.gate[1] = gates(z[1], bias.x, c) & tokens[1];
-  s.gate[2] = gates(z[2], bias.y, c) & tokens[0], s.gate[3] = gates(z[3], bias.y, c) & tokens[1];
+  ldmatrix_x4_trans(z, zq + kAtZ);
+  ldmatrix_x4(s.k, square_at(lane_row, j, kStepKV) + kAtK);
+  if constexpr (!kMaps) ldmatrix_x4(s.q, zq + kAtQ);
+  s.gate[0] = gates(z[0], bias.x, c) & valid.pairs[0], s.gate[1] = gates(z[1], bias.x, c) & valid.pairs[1];
+  s.gate[2] = gates(z[2], bias.y, c) & valid.pairs[0], s.gate[3] = gates(z[3], bias.y, c) & valid.pairs[1];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) s.k[i] &= valid.rows[i % 2];
 }
 
 template <bool kMaps>
-__device__ __forceinline__ void close_square(uint32_t buffer, const Lanes& lanes, int j, const GateConstants& c, const Square& s, Products& sum) {
+__device__ __forceinline__ void close_square(uint32_t lane_row, uint32_t buffer, int j, const GateConstants& c, const Square& s, Products& sum) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const uint32_t at = buffer + lanes.zq + static_cast<uint32_t>(j) * 1024;
+  const uint32_t zq = square_at(lane_row, j, kStepZQ);
   float g[2][4] = {}, grow[2][4], shrink[2][4], whole[4];  // g: decay since the chunk's begin, log2
   mma16_half(g[0], c.sum, s.gate[0], s.gate[1]);
   mma16_half(g[1], c.sum, s.gate[2], s.gate[3]);
@@ -117,10 +111,10 @@ __device__ __forceinline__ void close_square(uint32_t buffer, const Lanes& lanes
     for (int i = 0; i < 2; ++i) mma8(sum.qq[i], s.q[0], s.q[1], s.q[i]), mma8(sum.qq[i], s.q[2], s.q[3], s.q[2 + i]);
     mma16(sum.p[0], qp[0], qp[1], qp[2], qp[3], km[0], km[2]);
     mma16(sum.p[1], qp[0], qp[1], qp[2], qp[3], km[1], km[3]);
-    stmatrix_x4(at + kAtQ, qp);
+    stmatrix_x4(zq + kAtQ, qp);
   }
-  stmatrix_x4(at + kAtZ, kp);
-  stmatrix_x4(buffer + kAtK + lanes.k + static_cast<uint32_t>(j) * 512, ke);
+  stmatrix_x4(zq + kAtZ, kp);
+  stmatrix_x4(square_at(lane_row, j, kStepKV) + kAtK, ke);
   if (lane < 4) store_shared(buffer + kAtE + static_cast<uint32_t>(lane * kERow + j * 16), whole);
 }
 
@@ -151,7 +145,7 @@ __device__ __forceinline__ void invert_blocks(const float (&a)[2], const float (
 
 // Everything after the sums: norms, the inverse, T V and P as fragments, W. beta: of token lane (lanes 0..15).
 template <bool kMaps>
-__device__ __forceinline__ void finish(uint32_t buffer, const Lanes& lanes, const Products& sum, float beta) {
+__device__ __forceinline__ void finish(uint32_t lane_row, uint32_t buffer, const Products& sum, float beta) {
   const int lane = static_cast<int>(threadIdx.x) % 32, row = lane >> 2, column = 2 * (lane & 3);
   float low, high;
   diagonal(sum.kk, low, high);
@@ -185,7 +179,8 @@ __device__ __forceinline__ void finish(uint32_t buffer, const Lanes& lanes, cons
     tv[3][c] = r_high * t22[c] * b_column[1][c];
   }
   const uint32_t t[4] = {pack_bf16(tv[0][0], tv[0][1]), pack_bf16(tv[1][0], tv[1][1]), 0, pack_bf16(tv[3][0], tv[3][1])};
-  stmatrix_x4(buffer + kAtT + lanes.zq, t);
+  const uint32_t core = buffer + core_lane();
+  stmatrix_x4(core + kAtT, t);
   uint32_t w[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) w[i] = pack_bf16(-tv[i][0] * r_column[i / 2][0], -tv[i][1] * r_column[i / 2][1]);
@@ -193,7 +188,7 @@ __device__ __forceinline__ void finish(uint32_t buffer, const Lanes& lanes, cons
     const auto lower = [&](float p, int c) { return column + c <= row ? p : 0.0F; };
     const uint32_t p[4] = {pack_bf16(lower(sum.p[0][0], 0), lower(sum.p[0][1], 1)), pack_bf16(sum.p[0][2], sum.p[0][3]), 0,
                            pack_bf16(lower(sum.p[1][2], 0), lower(sum.p[1][3], 1))};
-    stmatrix_x4(buffer + kAtP + 256 + lanes.zq, p);
+    stmatrix_x4(core + kAtP + 256, p);
     diagonal(sum.qq, low, high);
     if ((lane & 3) == 0) {
       const uint32_t at = buffer + kAtScale + static_cast<uint32_t>((row >> 1) * 16 + (row & 1) * 4);
@@ -202,9 +197,9 @@ __device__ __forceinline__ void finish(uint32_t buffer, const Lanes& lanes, cons
                    : "memory");
     }
   }
-#pragma unroll 4
+#pragma unroll
   for (int j = 0; j < 8; ++j) {
-    const uint32_t at = buffer + kAtZ + lanes.zq + static_cast<uint32_t>(j) * 1024;
+    const uint32_t at = square_at(lane_row, j, kStepZQ) + kAtZ;
     uint32_t kp[4];
     ldmatrix_x4_trans(kp, at);
     float d[2][4] = {};
@@ -217,7 +212,7 @@ __device__ __forceinline__ void finish(uint32_t buffer, const Lanes& lanes, cons
 
 // Chunks index, index + kProducers, ... of the piece.
 template <bool kMaps>
-__device__ __forceinline__ void produce(const K3KdaPrefill& a, const Piece& piece, PrefillShared& s, int index) {
+__device__ __forceinline__ void produce(const K3KdaPrefill& a, const PrefillMaps& maps, const Piece& piece, PrefillShared& s, int index) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   Walk walk{piece.begin};
   walk.steps(s.cuts, piece.end, index);
@@ -229,32 +224,37 @@ __device__ __forceinline__ void produce(const K3KdaPrefill& a, const Piece& piec
   const uint32_t ones = 0x14001400;  // 1 / kGateUnit, twice
   const uint32_t triangle = (column <= row ? 0x1400U : 0U) | (column + 1 <= row ? 0x14000000U : 0U);
   c.sum[0] = triangle, c.sum[1] = ones, c.sum[2] = 0, c.sum[3] = triangle;
-  const Lanes lanes = {raw_lane<512>(), raw_lane<256>(), factor_lane<512>(), factor_lane<256>()};
-  const uint32_t buffers = shared_address(s.buffers), full = shared_address(s.full), empty = shared_address(s.empty);
-  int count = walk.end(s.cuts, piece.end) - walk.at;
+  const uint32_t lane_at = tile_lane(), buffers = shared_address(s.buffers);
+  const uint32_t arrived = shared_address(s.raw), full = shared_address(s.full), empty = shared_address(s.empty);
+  int count;
   uint32_t logit;
   const auto load = [&](int slot) {
     count = walk.end(s.cuts, piece.end) - walk.at;
-    load_rows<kMaps>(a, piece, piece.first + walk.at, count, buffers + static_cast<uint32_t>(slot * kBufferBytes));
-    logit = load_logit(a, piece.first + walk.at + lane, piece.head, lane < count);
+    const int64_t first = piece.first + walk.at;
+    if (lane == 0) {
+      load_rows<kMaps>(maps, piece.head, piece.part, static_cast<int>(first), buffers + static_cast<uint32_t>(slot * kBufferBytes), arrived + static_cast<uint32_t>(slot * 8));
+    }
+    logit = load_logit(a, first + lane, piece.head, lane < count);
   };
   load(index % kBuffers);
   for (int chunk = index;; chunk += kProducers) {
-    const uint32_t buffer = buffers + static_cast<uint32_t>(chunk % kBuffers * kBufferBytes);
-    uint32_t tokens[2];
+    const uint32_t buffer = buffers + static_cast<uint32_t>(chunk % kBuffers * kBufferBytes), lane_row = buffer + lane_at;
+    Valid valid;
 #pragma unroll
-    for (int h = 0; h < 2; ++h) tokens[h] = (column + 8 * h < count ? 0xFFFFU : 0U) | (column + 1 + 8 * h < count ? 0xFFFF0000U : 0U);
-    cp_async_wait<0>();
-    __syncwarp();
+    for (int h = 0; h < 2; ++h) {
+      valid.pairs[h] = (column + 8 * h < count ? 0xFFFFU : 0U) | (column + 1 + 8 * h < count ? 0xFFFF0000U : 0U);
+      valid.rows[h] = row + 8 * h < count ? 0xFFFFFFFFU : 0U;
+    }
+    mbar_wait(arrived + static_cast<uint32_t>(chunk % kBuffers * 8), static_cast<uint32_t>(chunk / kBuffers) & 1U);
     const float beta = lane < count ? beta_of(a, logit) : 0.0F;
     Products sum;
     Square square[2];
     if (!(a.debug & 2)) {
-    open_square<kMaps>(buffer, lanes, 0, c, s.bias[0][row], tokens, square[0]);
+    open_square<kMaps>(lane_row, 0, c, s.bias[0][row], valid, square[0]);
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      if (j < 7) open_square<kMaps>(buffer, lanes, j + 1, c, s.bias[j + 1][row], tokens, square[(j + 1) % 2]);
-      close_square<kMaps>(buffer, lanes, j, c, square[j % 2], sum);
+      if (j < 7) open_square<kMaps>(lane_row, j + 1, c, s.bias[j + 1][row], valid, square[(j + 1) % 2]);
+      close_square<kMaps>(lane_row, buffer, j, c, square[j % 2], sum);
     }
     }
     walk.steps(s.cuts, piece.end, kProducers);
@@ -265,7 +265,7 @@ __device__ __forceinline__ void produce(const K3KdaPrefill& a, const Piece& piec
     const bool early = more && (round == 0 || __all_sync(0xFFFFFFFFU, static_cast<int>(mbar_test(free, parity))) != 0);
     if (early) load(slot);
     __syncwarp();
-    if (!(a.debug & 2)) finish<kMaps>(buffer, lanes, sum, beta);
+    if (!(a.debug & 2)) finish<kMaps>(lane_row, buffer, sum, beta);
     fence_async_proxy();  // wgmma reads next
     __syncwarp();
     if (lane == 0) mbar_arrive(full + static_cast<uint32_t>(chunk % kBuffers * 8));

@@ -66,18 +66,19 @@ __device__ __forceinline__ void load_state(const K3KdaPrefill& a, const Piece& p
 }
 
 // This warp's 16 values of the chunk's tokens, through shared memory so that whole sectors are written. out: 4 (token / 8) + 2 half + c.
-__device__ __forceinline__ void store_out(const K3KdaPrefill& a, const Piece& piece, const float* out, const float (&scale)[4], int first, int count,
-                                          uint32_t staging, int warp) {
-  const int lane = static_cast<int>(threadIdx.x) % 32, token = lane & 15, half = lane >> 4;
+// to: of this lane, token lane % 16 and values 8 (lane / 16).
+__device__ __forceinline__ void store_out(__nv_bfloat16* to, const float* out, uint32_t scale_at, int count, uint32_t staging) {
+  const uint32_t lane = threadIdx.x % 32;
+  float scale[4];
+  load_shared(scale, scale_at);
   uint32_t o[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) o[i] = pack_bf16(out[2 * i] * scale[2 * (i / 2)], out[2 * i + 1] * scale[2 * (i / 2) + 1]);
   __syncwarp();  // the last chunk's rows have been read
-  stmatrix_x4_trans(staging + static_cast<uint32_t>(lane * 16), o);
+  stmatrix_x4_trans(staging + lane * 16, o);
   __syncwarp();
-  if (token < count) {
-    auto* to = static_cast<__nv_bfloat16*>(a.out) + (piece.first + first + token) * a.out_stride + piece.head * kDim + 16 * warp + 8 * half;
-    load_shared(o, staging + static_cast<uint32_t>(((token >> 3) * 2 + half) * 128 + (token & 7) * 16));
+  if (static_cast<int>(lane & 15) < count) {
+    load_shared(o, staging + (((lane & 8) >> 2) + (lane >> 4)) * 128 + (lane & 7) * 16);
     *reinterpret_cast<uint4*>(to) = {o[0], o[1], o[2], o[3]};
   }
 }
@@ -87,20 +88,19 @@ __device__ __forceinline__ void consume(const K3KdaPrefill& a, const Piece& piec
   constexpr int kRows = kMaps ? 16 : 32;  // of the first product: W, and Q
   State state;
   load_state<kMaps>(a, piece, state, warp);
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const uint32_t values = raw_at<256>(raw_lane<256>(true), warp), decays = static_cast<uint32_t>((lane & 3) * kERow), scales = static_cast<uint32_t>((lane & 3) * 16);
-  const uint32_t buffers = shared_address(s.buffers), full = shared_address(s.full), empty = shared_address(s.empty);
-  const uint32_t staging = shared_address(s.out[warp]);
-  const int cuts = s.cuts.count;
+  const uint32_t lane = threadIdx.x % 32;
+  const uint32_t buffers = shared_address(s.buffers), staging = shared_address(s.out[warp]);
+  const uint32_t values = square_at(tile_lane(true), warp, kStepKV) + kAtV;
+  auto* out = static_cast<__nv_bfloat16*>(a.out) + (piece.first + piece.begin + (lane & 15)) * a.out_stride + piece.head * kDim + 16 * warp + 8 * static_cast<int>(lane >> 4);
   Walk walk{piece.begin};
   int slot = 0;
   uint32_t parity = 0;
   while (walk.at < piece.end) {
     const uint32_t buffer = buffers + static_cast<uint32_t>(slot * kBufferBytes);
-    const int first = walk.at, cut = walk.cut, last = cuts == 0 ? min(first + kChunk, piece.end) : walk.end(s.cuts, piece.end);
-    const uint64_t rows = make_desc(buffer + kAtZ, 512, 128, Swizzle::none), t = make_desc(buffer + kAtT, 512, 128, Swizzle::none);
+    const int cut = walk.cut, count = (s.cuts.count == 0 ? min(walk.at + kChunk, piece.end) : walk.end(s.cuts, piece.end)) - walk.at;
+    const uint64_t rows = make_desc(buffer + kAtZ, 0, 1024, Swizzle::bytes_128), t = make_desc(buffer + kAtT, 512, 128, Swizzle::none);
     const uint64_t p = make_desc(buffer + kAtP, 512, 128, Swizzle::none);
-    const uint64_t keys = (a.debug & 8) ? make_desc(buffer + kAtK, 256, 128, Swizzle::none) : make_desc(buffer + kAtK, 128, 256, Swizzle::none);
+    const uint64_t keys = make_desc(buffer + kAtK, 2048, 1024, Swizzle::bytes_128);
     uint32_t x[8][4], v[4] = {}, u[4];
     float d[kRows / 2];  // r u, then S Q: 4 (token / 8) + 2 half + c
 #pragma unroll
@@ -108,22 +108,27 @@ __device__ __forceinline__ void consume(const K3KdaPrefill& a, const Piece& piec
 #pragma unroll
       for (int i = 0; i < 4; ++i) x[j][i] = pack_bf16(state[8 * j + 2 * i], state[8 * j + 2 * i + 1]);
     }
-    mbar_wait(full + static_cast<uint32_t>(slot * 8), parity);
-    if (!kMaps || piece.part == 0) ldmatrix_x4_trans(v, buffer + kAtV + values);
+    mbar_wait(shared_address(&s.full[slot]), parity);
+    if (!kMaps || piece.part == 0) ldmatrix_x4_trans(v, buffer + values);
+    if (count < kChunk) {  // rows of another sequence
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int token = static_cast<int>(lane & 3) * 2 + i / 2 * 8;
+        v[i] &= (token < count ? 0xFFFFU : 0U) | (token + 1 < count ? 0xFFFF0000U : 0U);
+      }
+    }
     wgmma_fence();
     Wgmma<kRows>::rs(d, v, t, false);
 #pragma unroll
-    for (int j = 0; j < 8; ++j) Wgmma<kRows>::rs(d, x[j], rows + static_cast<uint64_t>(j * 64), true);
+    for (int j = 0; j < 8; ++j) Wgmma<kRows>::rs(d, x[j], rows + static_cast<uint64_t>(j / 4 * (kStepZQ / 16) + j % 4 * 2), true);
     wgmma_commit();
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
       float decay[4];
-      load_shared(decay, buffer + kAtE + decays + static_cast<uint32_t>(j * 16));
+      load_shared(decay, buffer + kAtE + (lane & 3) * kERow + static_cast<uint32_t>(j * 16));
 #pragma unroll
       for (int i = 0; i < 8; ++i) state[8 * j + i] *= decay[i / 4 * 2 + (i & 1)];
     }
-    float scale[4];
-    if constexpr (!kMaps) load_shared(scale, buffer + kAtScale + scales);
     wgmma_wait<0>();
 #pragma unroll
     for (int i = 0; i < 4; ++i) u[i] = pack_bf16(d[2 * i], d[2 * i + 1]);
@@ -136,14 +141,14 @@ __device__ __forceinline__ void consume(const K3KdaPrefill& a, const Piece& piec
     wgmma_commit();
     if constexpr (!kMaps) {
       wgmma_wait<1>();
-      store_out(a, piece, d + 8, scale, first, last - first, staging, warp);
+      store_out(out, d + 8, buffer + kAtScale + (lane & 3) * 16, count, staging);
+      out += count * a.out_stride;
     }
     wgmma_wait<0>();
-    if (lane == 0) mbar_arrive(empty + static_cast<uint32_t>(slot * 8));
-    if (cuts == 0) {
-      walk.at = last;
-    } else {
-      walk.step(s.cuts, piece.end);
+    if (lane == 0) mbar_arrive(shared_address(&s.empty[slot]));
+    walk.at += count;
+    if (s.cuts.count != 0) {
+      while (walk.cut < s.cuts.count && s.cuts.tokens[walk.cut] <= walk.at) ++walk.cut;
       for (int i = cut; i < walk.cut; ++i) store_slot(a, state, s.cuts.slots[i], piece.head, warp);
     }
     if (++slot == kBuffers) slot = 0, parity ^= 1;
@@ -196,13 +201,13 @@ __device__ bool find_piece(const K3KdaPrefill& a, PrefillShared& s, Piece& piece
 }
 
 template <bool kMaps>
-__global__ void __launch_bounds__(kPrefillThreads, 1) fused(const __grid_constant__ K3KdaPrefill a) {
-  extern __shared__ __align__(128) unsigned char raw[];
+__global__ void __launch_bounds__(kPrefillThreads, 1) fused(const __grid_constant__ K3KdaPrefill a, const __grid_constant__ PrefillMaps maps) {
+  extern __shared__ __align__(1024) unsigned char raw[];
   PrefillShared& s = *reinterpret_cast<PrefillShared*>(raw);
   Piece piece;
   if (!find_piece<kMaps>(a, s, piece)) return;
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32;
-  if (thread < kBuffers) mbar_init(shared_address(&s.full[thread]), 1), mbar_init(shared_address(&s.empty[thread]), kConsumers);
+  if (thread < kBuffers) mbar_init(shared_address(&s.raw[thread]), 1), mbar_init(shared_address(&s.full[thread]), 1), mbar_init(shared_address(&s.empty[thread]), kConsumers);
   if (thread < 64) {
     const float rate = -__expf(a.a_log[piece.head]) * 1.4426950408889634F;
     const float* bias = a.dt_bias + piece.head * kDim + thread / 8 * 16 + thread % 8;
@@ -225,18 +230,18 @@ __global__ void __launch_bounds__(kPrefillThreads, 1) fused(const __grid_constan
     consume<kMaps>(a, piece, s, warp);
   } else {
     fewer_registers<kProducerRegisters>();
-    produce<kMaps>(a, piece, s, warp - kConsumers);
+    produce<kMaps>(a, maps, piece, s, warp - kConsumers);
   }
 }
 
 template <bool kMaps>
-int launch_fused(const K3KdaPrefill& a, int64_t blocks, cudaStream_t stream) {
+int launch_fused(const K3KdaPrefill& a, const PrefillMaps& maps, int64_t blocks, cudaStream_t stream) {
   if (blocks == 0) return 0;
   LaunchOptions o;
   o.grid = dim3(static_cast<unsigned>(blocks));
   o.block = dim3(kPrefillThreads);
   o.shared_bytes = static_cast<int>(sizeof(PrefillShared));
-  return launch(fused<kMaps>, o, stream, a);
+  return launch(fused<kMaps>, o, stream, a, maps);
 }
 
 }  // namespace
@@ -244,16 +249,20 @@ int launch_fused(const K3KdaPrefill& a, int64_t blocks, cudaStream_t stream) {
 int kda_prefill_fused_launch(const K3KdaPrefill& a, CUstream_st* stream) {
   K3KdaPrefill whole = a;
   whole.segment = 0;
-  return launch_fused<false>(whole, a.sequences * a.heads, stream);
+  PrefillMaps maps;
+  const int code = kda_prefill_encode(a, maps);
+  return code != 0 ? code : launch_fused<false>(whole, maps, a.sequences * a.heads, stream);
 }
 
 int kda_prefill_scan_launch(const K3KdaPrefill& a, CUstream_st* stream);  // kda_prefill_scan_sm90.cu
 
 int kda_prefill_segments_launch(const K3KdaPrefill& a, CUstream_st* stream) {
   const int64_t pieces = (a.longest + a.segment - 1) / a.segment;
-  int code = launch_fused<true>(a, a.sequences * (pieces - 1) * a.heads * 2, stream);
+  PrefillMaps maps;
+  int code = kda_prefill_encode(a, maps);
+  if (code == 0) code = launch_fused<true>(a, maps, a.sequences * (pieces - 1) * a.heads * 2, stream);
   if (code == 0 && pieces > 2) code = kda_prefill_scan_launch(a, stream);
-  return code != 0 ? code : launch_fused<false>(a, a.sequences * pieces * a.heads, stream);
+  return code != 0 ? code : launch_fused<false>(a, maps, a.sequences * pieces * a.heads, stream);
 }
 
 }  // namespace k3::ops::cuda

@@ -1,14 +1,14 @@
 // Internal to ops/kda. Chunks of the fused prefill kernel: which tokens they are, how their tiles lie in shared memory, instructions.
 //
-// A tile is 16 tokens x 128 channels of BF16: 16 octets of channels, each an 8 x 8 matrix of the first eight tokens and one of the
-// others, 128 bytes each with rows of 16: what wgmma calls core matrices without swizzle. Raw rows are permuted inside their matrices
-// so that copies of whole rows do not meet a bank twice; factors lie in order.
+// A tile is 16 tokens x 128 channels of BF16 in two halves of 64 channels, each as the copy engine and wgmma have it with 128-byte
+// swizzle: 16 rows of 128 bytes whose 16-byte pieces are permuted by the row. Raw rows arrive so, and factors are written in their place.
 #pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 #include "k3/ops/cuda/ptx.cuh"
+#include "k3/ops/kda/cuda/kda_prefill_maps.h"
 #include "k3/ops/kda/cuda/kda_prefill_state.cuh"
 
 namespace k3::ops::cuda {
@@ -19,21 +19,22 @@ constexpr int kBuffers = 11;
 constexpr int kPrefillThreads = 32 * (kProducers + kConsumers);
 
 // One chunk in shared memory. Loaded: z, q, k, v. The producer writes over them: W in the place of z, the scaled q and k in theirs.
-// z and q share their octets, 256 bytes each, so that W and Q are one operand of 32 rows.
-constexpr int kAtZ = 0, kAtQ = 256, kAtK = 8192, kAtV = kAtK + 4096;
-constexpr int kAtT = kAtV + 4096;         // 32 x 16: T V, then 16 rows of zeros
+// Of each half, z and q follow each other, so that W and Q are one operand of 32 rows.
+constexpr int kHalfTile = 2048;
+constexpr int kAtZ = 0, kAtQ = kHalfTile, kStepZQ = 2 * kHalfTile, kAtK = 4 * kHalfTile, kAtV = 6 * kHalfTile, kStepKV = kHalfTile;
+constexpr int kAtT = 8 * kHalfTile;       // 32 x 16, no swizzle: T V, then 16 rows of zeros
 constexpr int kAtP = kAtT + 1024;         // 16 rows of zeros, then P
 constexpr int kAtE = kAtP + 1024;         // chunk decay, FP32, 36 floats for each lane % 4
 constexpr int kERow = 144;
 constexpr int kAtScale = kAtE + 4 * kERow;  // of the outputs, 4 floats for each lane % 4
-constexpr int kBufferBytes = kAtScale + 64;
-static_assert(kBufferBytes % 128 == 0);
+constexpr int kBufferBytes = 19 * 1024;
+static_assert(kAtScale + 64 <= kBufferBytes);
 
 struct PrefillShared {
-  alignas(128) unsigned char buffers[kBuffers][kBufferBytes];
+  alignas(1024) unsigned char buffers[kBuffers][kBufferBytes];
   alignas(128) unsigned char out[kConsumers][512];
   float2 bias[8][8];  // -exp(A_log) * dt_bias * log2(e) of channels 16 j + r and 16 j + 8 + r
-  unsigned long long full[kBuffers], empty[kBuffers];
+  unsigned long long raw[kBuffers], full[kBuffers], empty[kBuffers];
   KdaCuts cuts;
   int sequence;
 };
@@ -66,21 +67,20 @@ struct Walk {
   }
 };
 
-// This lane's row of a square of 16 channels (j), as ldmatrix and stmatrix want it, where an octet takes kOctet bytes. Matrices in the
-// order of an A fragment: tokens 0-7 and 8-15 of the first octet, then of the second; across: the middle two change places.
-template <int kOctet>
-__device__ __forceinline__ uint32_t raw_lane(bool across = false) {
+// This lane's row of the first square of 16 channels, as ldmatrix and stmatrix want it. Matrices in the order of an A fragment: tokens
+// 0-7 and 8-15 of the first 8 channels, then of the second; across: the middle two change places.
+__device__ __forceinline__ uint32_t tile_lane(bool across = false) {
   const uint32_t lane = threadIdx.x % 32, row = lane % 8, m = across ? (lane / 8 & 1) * 2 + lane / 16 : lane / 8;
-  return m / 2 * kOctet + m % 2 * 128 + ((row ^ (m / 2)) << 4);
+  return m % 2 * 1024 + row * 128 + ((row ^ (m / 2)) << 4);
 }
-template <int kOctet>
-__device__ __forceinline__ uint32_t raw_at(uint32_t raw_lane, int j) {
-  return static_cast<uint32_t>(j) * 2 * kOctet + (raw_lane ^ ((static_cast<uint32_t>(j) & 3U) << 5));
+// Square j of a tile whose first square is at `lane_row`; step: bytes between the halves.
+__device__ __forceinline__ uint32_t square_at(uint32_t lane_row, int j, int step) {
+  return (lane_row ^ ((static_cast<uint32_t>(j) & 3U) << 5)) + static_cast<uint32_t>(j / 4 * step);
 }
-template <int kOctet>
-__device__ __forceinline__ uint32_t factor_lane() {
+// The same for T and P, whose 8 x 8 matrices are 128 bytes each.
+__device__ __forceinline__ uint32_t core_lane() {
   const uint32_t lane = threadIdx.x % 32;
-  return lane / 16 * kOctet + lane / 8 % 2 * 128 + lane % 8 * 16;
+  return lane / 16 * 512 + lane / 8 % 2 * 128 + lane % 8 * 16;
 }
 
 __device__ __forceinline__ void mma16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
