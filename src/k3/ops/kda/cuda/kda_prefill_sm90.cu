@@ -8,7 +8,7 @@
 namespace k3::ops::cuda {
 namespace {
 
-constexpr int kProducerRegisters = 112, kConsumerRegisters = 144;
+constexpr int kProducerRegisters = kProducers == 4 ? 184 : 112, kConsumerRegisters = kProducers == 4 ? 160 : 144;
 
 // state[4 n + 2 half + c]: value 16 warp + lane / 4 + 8 half, key 8 n + 2 (lane % 4) + c.
 using State = float[64];
@@ -226,10 +226,18 @@ __global__ void __launch_bounds__(kPrefillThreads, 1) fused(const __grid_constan
     kda_load_cuts(a, piece.sequence, piece.begin, piece.end, s.cuts, kPrefillThreads);
   }
   if (warp < kConsumers) {
-    more_registers<kConsumerRegisters>();
+    if constexpr (kProducers == 4) {
+      fewer_registers<kConsumerRegisters>();
+    } else {
+      more_registers<kConsumerRegisters>();
+    }
     consume<kMaps>(a, piece, s, warp);
   } else {
-    fewer_registers<kProducerRegisters>();
+    if constexpr (kProducers == 4) {
+      more_registers<kProducerRegisters>();
+    } else {
+      fewer_registers<kProducerRegisters>();
+    }
     produce<kMaps>(a, maps, piece, s, warp - kConsumers);
   }
 }

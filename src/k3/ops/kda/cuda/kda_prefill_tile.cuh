@@ -14,7 +14,10 @@
 namespace k3::ops::cuda {
 
 constexpr int kChunk = 16;
-constexpr int kProducers = 8, kConsumers = 8;  // warps
+#ifndef KDA_PRODUCERS
+#define KDA_PRODUCERS 4
+#endif
+constexpr int kProducers = KDA_PRODUCERS, kConsumers = 8;  // warps
 constexpr int kBuffers = 11;
 constexpr int kPrefillThreads = 32 * (kProducers + kConsumers);
 
