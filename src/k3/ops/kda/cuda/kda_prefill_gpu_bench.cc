@@ -59,6 +59,7 @@ void prefill_case(Bench& bench, int64_t heads, const std::vector<int32_t>& lengt
   if (segment != nullptr && plan.form == KdaPrefillForm::segments) plan.segment = std::atoi(segment);
   const DeviceArray<float> workspace(std::max<int64_t>(1, kda_prefill_workspace_bytes(shape, plan) / 4));
   a.workspace = workspace.data();
+  if (const char* debug = std::getenv("K3_KDA_DEBUG")) a.debug = std::atoi(debug);
   BenchLine line;
   line.kernel = kernel, line.name = name;
   line.bytes = static_cast<double>(tokens * heads) * (5 * 256 + 2) + static_cast<double>(2 * states.bytes());

@@ -12,42 +12,41 @@ namespace k3::ops::cuda {
 
 constexpr float kGateUnit = 1024;  // decays in units of 2^-10 log2: FP16 keeps 11 bits of them down to 2^-24 / 1024
 
-struct RawRows {  // this lane's part of the rows of one head
-  const __nv_bfloat16* at[4];  // z, q, k, v
-  int64_t stride[4];
-  const void* b;
-};
-
-// Rows [first, first + count) of the sequence to a buffer; rows beyond are zeros.
+// 16 rows of the batch from `first` to a buffer (one lane). Rows of the next sequence come along; they are masked where they are used.
 template <bool kMaps>
-__device__ __forceinline__ void load_rows(const RawRows& raw, int64_t first, int count, uint32_t buffer, int part) {
-  const int lane = static_cast<int>(threadIdx.x) % 32, row = lane / 8;
-  const uint32_t to = buffer + static_cast<uint32_t>(((lane & 7) >> 1) * 512 + (lane & 1) * 256 + ((row ^ (lane & 7)) << 4));
+__device__ __forceinline__ void load_rows(const PrefillMaps& maps, int head, int part, int first, uint32_t buffer, uint32_t bar) {
+  const bool values = !kMaps || part == 0;
+  fence_async_proxy();  // factors were written here
+  mbar_expect(bar, (kMaps ? (values ? 6 : 4) : 8) * kHalfTile);
 #pragma unroll
-  for (int tensor = 0; tensor < 4; ++tensor) {
-    if (kMaps && (tensor == 1 || (tensor == 3 && part == 1))) continue;
-    const __nv_bfloat16* from = raw.at[tensor] + (first + row) * raw.stride[tensor];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const bool take = 4 * i + row < count;
-      const uint32_t at = (to ^ static_cast<uint32_t>((i & 1) << 6)) + static_cast<uint32_t>(tensor * kTileBytes + (i >> 1) * 128);
-      cp_async<16>(at, from, take);
-      cp_async<16>(at + 2048, from + 64, take);
-      from += 4 * raw.stride[tensor];
-    }
+  for (int half = 0; half < 2; ++half) {
+    const int column = head * kDim + 64 * half;
+    const uint32_t zq = buffer + static_cast<uint32_t>(half * kStepZQ), kv = buffer + static_cast<uint32_t>(half * kStepKV);
+    tma_load_2d(zq + kAtZ, &maps.z, column, first, bar);
+    tma_load_2d(kv + kAtK, &maps.k, column, first, bar);
+    if constexpr (!kMaps) tma_load_2d(zq + kAtQ, &maps.q, column, first, bar);
+    if (values) tma_load_2d(kv + kAtV, &maps.v, column, first, bar);
   }
-  cp_async_commit();
 }
 
-__device__ __forceinline__ float load_beta(const K3KdaPrefill& a, int64_t row, int head, bool take) {
+// The logit of one token as it is stored: it is made a number when it is used, not where its load is waited for.
+__device__ __forceinline__ uint32_t load_logit(const K3KdaPrefill& a, int64_t row, int head, bool take) {
   if (!take) return 0;
   const int64_t at = row * a.b_stride + head;
-  return a.b_f32 != 0 ? static_cast<const float*>(a.b)[at] : __bfloat162float(static_cast<const __nv_bfloat16*>(a.b)[at]);
+  return a.b_f32 != 0 ? static_cast<const uint32_t*>(a.b)[at] : static_cast<const uint16_t*>(a.b)[at];
+}
+__device__ __forceinline__ float beta_of(const K3KdaPrefill& a, uint32_t logit) {
+  return 1.0F / (1.0F + __expf(-__uint_as_float(a.b_f32 != 0 ? logit : logit << 16)));
 }
 
 // Sums over the warp's products: rows tokens, columns tokens.
 struct Products {
   float l[2][4] = {}, p[2][4] = {}, kk[2][4] = {}, qq[2][4] = {};
+};
+
+struct Valid {           // tokens of this chunk
+  uint32_t pairs[2];     // halves of a pair: tokens 2 (lane % 4), + 1; + 8
+  uint32_t rows[2];      // tokens lane / 4, + 8
 };
 
 struct GateConstants {
@@ -61,19 +60,32 @@ __device__ __forceinline__ uint32_t gates(uint32_t z, float bias, const GateCons
   return pack_half(reciprocal(fmaf(e0, c.unit, c.unit)), reciprocal(fmaf(e1, c.unit, c.unit)));
 }
 
-// Channels 16 j .. 16 j + 15. tokens[2]: masks of the FP16 pairs of tokens 2 (lane % 4), + 8.
+// Channels 16 j .. 16 j + 15 in two steps, so that the first of one square runs beside the second of the one before.
+struct Square {
+  uint32_t gate[4];  // decays of 2 tokens: FP16 B fragments of two octets of channels
+  uint32_t k[4], q[4];
+};
+
 template <bool kMaps>
-__device__ __forceinline__ void square(uint32_t buffer, uint32_t lane_at, int j, const GateConstants& c, float2 bias, const uint32_t (&tokens)[2], Products& sum) {
+__device__ __forceinline__ void open_square(uint32_t lane_row, int j, const GateConstants& c, float2 bias, const Valid& valid, Square& s) {
+  const uint32_t zq = square_at(lane_row, j, kStepZQ);
+  uint32_t z[4];
+  ldmatrix_x4_trans(z, zq + kAtZ);
+  ldmatrix_x4(s.k, square_at(lane_row, j, kStepKV) + kAtK);
+  if constexpr (!kMaps) ldmatrix_x4(s.q, zq + kAtQ);
+  s.gate[0] = gates(z[0], bias.x, c) & valid.pairs[0], s.gate[1] = gates(z[1], bias.x, c) & valid.pairs[1];
+  s.gate[2] = gates(z[2], bias.y, c) & valid.pairs[0], s.gate[3] = gates(z[3], bias.y, c) & valid.pairs[1];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) s.k[i] &= valid.rows[i % 2];
+}
+
+template <bool kMaps>
+__device__ __forceinline__ void close_square(uint32_t lane_row, uint32_t buffer, int j, const GateConstants& c, const Square& s, Products& sum) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const uint32_t at = buffer + tile_at(lane_at, j);
-  uint32_t z[4], q[4], k[4];
-  ldmatrix_x4_trans(z, at + kAtW);
-  ldmatrix_x4(k, at + kAtK);
-  if constexpr (!kMaps) ldmatrix_x4(q, at + kAtQ);
-  float g[2][4] = {};
-  mma16_half(g[0], c.sum, gates(z[0], bias.x, c) & tokens[0], gates(z[1], bias.x, c) & tokens[1]);
-  mma16_half(g[1], c.sum, gates(z[2], bias.y, c) & tokens[0], gates(z[3], bias.y, c) & tokens[1]);
-  float grow[2][4], shrink[2][4], whole[4];
+  const uint32_t zq = square_at(lane_row, j, kStepZQ);
+  float g[2][4] = {}, grow[2][4], shrink[2][4], whole[4];  // g: decay since the chunk's begin, log2
+  mma16_half(g[0], c.sum, s.gate[0], s.gate[1]);
+  mma16_half(g[1], c.sum, s.gate[2], s.gate[3]);
 #pragma unroll
   for (int i = 0; i < 8; ++i) shrink[i / 4][i % 4] = exp2_approx(g[i / 4][i % 4]), grow[i / 4][i % 4] = exp2_approx(-g[i / 4][i % 4]);
 #pragma unroll
@@ -81,28 +93,28 @@ __device__ __forceinline__ void square(uint32_t buffer, uint32_t lane_at, int j,
   uint32_t kp[4], km[4], ke[4], qp[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {  // i: half of the tokens + 2 * half of the channels
-    const float(&s)[4] = shrink[i / 2];
-    const float(&r)[4] = grow[i / 2];
+    const float(&down)[4] = shrink[i / 2];
+    const float(&up)[4] = grow[i / 2];
     const int at2 = 2 * (i % 2);
-    const float k0 = low_bf16(k[i]), k1 = high_bf16(k[i]), m0 = k0 * r[at2], m1 = k1 * r[at2 + 1];
-    kp[i] = pack_bf16(k0 * s[at2], k1 * s[at2 + 1]);
+    const float k0 = low_bf16(s.k[i]), k1 = high_bf16(s.k[i]), m0 = k0 * up[at2], m1 = k1 * up[at2 + 1];
+    kp[i] = pack_bf16(k0 * down[at2], k1 * down[at2 + 1]);
     km[i] = pack_bf16(m0, m1);
     ke[i] = pack_bf16(m0 * whole[2 * (i / 2)], m1 * whole[2 * (i / 2) + 1]);
-    if constexpr (!kMaps) qp[i] = pack_bf16(low_bf16(q[i]) * s[at2], high_bf16(q[i]) * s[at2 + 1]);
+    if constexpr (!kMaps) qp[i] = pack_bf16(low_bf16(s.q[i]) * down[at2], high_bf16(s.q[i]) * down[at2 + 1]);
   }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) mma8(sum.kk[i], s.k[0], s.k[1], s.k[i]), mma8(sum.kk[i], s.k[2], s.k[3], s.k[2 + i]);
   mma16(sum.l[0], kp[0], kp[1], kp[2], kp[3], km[0], km[2]);
   mma16(sum.l[1], kp[0], kp[1], kp[2], kp[3], km[1], km[3]);
-  mma16(sum.kk[0], k[0], k[1], k[2], k[3], k[0], k[2]);
-  mma16(sum.kk[1], k[0], k[1], k[2], k[3], k[1], k[3]);
-  stmatrix_x4(at + kAtW, kp);
-  stmatrix_x4(at + kAtK, ke);
   if constexpr (!kMaps) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) mma8(sum.qq[i], s.q[0], s.q[1], s.q[i]), mma8(sum.qq[i], s.q[2], s.q[3], s.q[2 + i]);
     mma16(sum.p[0], qp[0], qp[1], qp[2], qp[3], km[0], km[2]);
     mma16(sum.p[1], qp[0], qp[1], qp[2], qp[3], km[1], km[3]);
-    mma16(sum.qq[0], q[0], q[1], q[2], q[3], q[0], q[2]);
-    mma16(sum.qq[1], q[0], q[1], q[2], q[3], q[1], q[3]);
-    stmatrix_x4(at + kAtQ, qp);
+    stmatrix_x4(zq + kAtQ, qp);
   }
+  stmatrix_x4(zq + kAtZ, kp);
+  stmatrix_x4(square_at(lane_row, j, kStepKV) + kAtK, ke);
   if (lane < 4) store_shared(buffer + kAtE + static_cast<uint32_t>(lane * kERow + j * 16), whole);
 }
 
@@ -133,7 +145,7 @@ __device__ __forceinline__ void invert_blocks(const float (&a)[2], const float (
 
 // Everything after the sums: norms, the inverse, T V and P as fragments, W. beta: of token lane (lanes 0..15).
 template <bool kMaps>
-__device__ __forceinline__ void finish(uint32_t buffer, uint32_t lane_at, const Products& sum, float beta) {
+__device__ __forceinline__ void finish(uint32_t lane_row, uint32_t buffer, const Products& sum, float beta) {
   const int lane = static_cast<int>(threadIdx.x) % 32, row = lane >> 2, column = 2 * (lane & 3);
   float low, high;
   diagonal(sum.kk, low, high);
@@ -166,9 +178,9 @@ __device__ __forceinline__ void finish(uint32_t buffer, uint32_t lane_at, const 
     tv[2][c] = 0;
     tv[3][c] = r_high * t22[c] * b_column[1][c];
   }
-  const uint32_t fragment = buffer + static_cast<uint32_t>(lane) * 16;
   const uint32_t t[4] = {pack_bf16(tv[0][0], tv[0][1]), pack_bf16(tv[1][0], tv[1][1]), 0, pack_bf16(tv[3][0], tv[3][1])};
-  store_shared(fragment + kAtT, t);
+  const uint32_t core = buffer + core_lane();
+  stmatrix_x4(core + kAtT, t);
   uint32_t w[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) w[i] = pack_bf16(-tv[i][0] * r_column[i / 2][0], -tv[i][1] * r_column[i / 2][1]);
@@ -176,7 +188,7 @@ __device__ __forceinline__ void finish(uint32_t buffer, uint32_t lane_at, const 
     const auto lower = [&](float p, int c) { return column + c <= row ? p : 0.0F; };
     const uint32_t p[4] = {pack_bf16(lower(sum.p[0][0], 0), lower(sum.p[0][1], 1)), pack_bf16(sum.p[0][2], sum.p[0][3]), 0,
                            pack_bf16(lower(sum.p[1][2], 0), lower(sum.p[1][3], 1))};
-    store_shared(fragment + kAtP, p);
+    stmatrix_x4(core + kAtP + 256, p);
     diagonal(sum.qq, low, high);
     if ((lane & 3) == 0) {
       const uint32_t at = buffer + kAtScale + static_cast<uint32_t>((row >> 1) * 16 + (row & 1) * 4);
@@ -185,9 +197,9 @@ __device__ __forceinline__ void finish(uint32_t buffer, uint32_t lane_at, const 
                    : "memory");
     }
   }
-#pragma unroll 4
+#pragma unroll
   for (int j = 0; j < 8; ++j) {
-    const uint32_t at = buffer + kAtW + tile_at(lane_at, j);
+    const uint32_t at = square_at(lane_row, j, kStepZQ) + kAtZ;
     uint32_t kp[4];
     ldmatrix_x4_trans(kp, at);
     float d[2][4] = {};
@@ -200,7 +212,7 @@ __device__ __forceinline__ void finish(uint32_t buffer, uint32_t lane_at, const 
 
 // Chunks index, index + kProducers, ... of the piece.
 template <bool kMaps>
-__device__ __forceinline__ void produce(const K3KdaPrefill& a, const Piece& piece, PrefillShared& s, int index) {
+__device__ __forceinline__ void produce(const K3KdaPrefill& a, const PrefillMaps& maps, const Piece& piece, PrefillShared& s, int index) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   Walk walk{piece.begin};
   walk.steps(s.cuts, piece.end, index);
@@ -212,44 +224,56 @@ __device__ __forceinline__ void produce(const K3KdaPrefill& a, const Piece& piec
   const uint32_t ones = 0x14001400;  // 1 / kGateUnit, twice
   const uint32_t triangle = (column <= row ? 0x1400U : 0U) | (column + 1 <= row ? 0x14000000U : 0U);
   c.sum[0] = triangle, c.sum[1] = ones, c.sum[2] = 0, c.sum[3] = triangle;
-  RawRows raw;
-  const void* tensors[4] = {a.z, a.q, a.k, a.v};
-  const int64_t strides[4] = {a.z_stride, a.q_stride, a.k_stride, a.v_stride};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    raw.stride[i] = strides[i];
-    raw.at[i] = static_cast<const __nv_bfloat16*>(tensors[i]) + piece.first * strides[i] + piece.head * kDim + (lane & 7) * 8;
-  }
-  const uint32_t lane_at = tile_lane(), buffers = shared_address(s.buffers), full = shared_address(s.full), empty = shared_address(s.empty);
-  int count = walk.end(s.cuts, piece.end) - walk.at;
-  load_rows<kMaps>(raw, walk.at, count, buffers + static_cast<uint32_t>(index % kBuffers * kBufferBytes), piece.part);
-  float logit = load_beta(a, piece.first + walk.at + lane, piece.head, lane < count);
+  const uint32_t lane_at = tile_lane(), buffers = shared_address(s.buffers);
+  const uint32_t arrived = shared_address(s.raw), full = shared_address(s.full), empty = shared_address(s.empty);
+  int count;
+  uint32_t logit;
+  const auto load = [&](int slot) {
+    count = walk.end(s.cuts, piece.end) - walk.at;
+    const int64_t first = piece.first + walk.at;
+    if (lane == 0) {
+      load_rows<kMaps>(maps, piece.head, piece.part, static_cast<int>(first), buffers + static_cast<uint32_t>(slot * kBufferBytes), arrived + static_cast<uint32_t>(slot * 8));
+    }
+    logit = load_logit(a, first + lane, piece.head, lane < count);
+  };
+  load(index % kBuffers);
   for (int chunk = index;; chunk += kProducers) {
-    const uint32_t buffer = buffers + static_cast<uint32_t>(chunk % kBuffers * kBufferBytes);
-    const int valid = count;
-    const float beta = lane < valid ? 1.0F / (1.0F + __expf(-logit)) : 0.0F;
-    uint32_t tokens[2];
+    const uint32_t buffer = buffers + static_cast<uint32_t>(chunk % kBuffers * kBufferBytes), lane_row = buffer + lane_at;
+    Valid valid;
 #pragma unroll
-    for (int h = 0; h < 2; ++h) tokens[h] = (column + 8 * h < valid ? 0xFFFFU : 0U) | (column + 1 + 8 * h < valid ? 0xFFFF0000U : 0U);
-    cp_async_wait<0>();
-    __syncwarp();
+    for (int h = 0; h < 2; ++h) {
+      valid.pairs[h] = (column + 8 * h < count ? 0xFFFFU : 0U) | (column + 1 + 8 * h < count ? 0xFFFF0000U : 0U);
+      valid.rows[h] = row + 8 * h < count ? 0xFFFFFFFFU : 0U;
+    }
+    mbar_wait(arrived + static_cast<uint32_t>(chunk % kBuffers * 8), static_cast<uint32_t>(chunk / kBuffers) & 1U);
+    const float beta = lane < count ? beta_of(a, logit) : 0.0F;
     Products sum;
-#pragma unroll 2
-    for (int j = 0; j < 8; ++j) square<kMaps>(buffer, lane_at, j, c, s.bias[j][row], tokens, sum);
+    Square square[2];
+    if (!(a.debug & 2)) {
+    open_square<kMaps>(lane_row, 0, c, s.bias[0][row], valid, square[0]);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      if (j < 7) open_square<kMaps>(lane_row, j + 1, c, s.bias[j + 1][row], valid, square[(j + 1) % 2]);
+      close_square<kMaps>(lane_row, buffer, j, c, square[j % 2], sum);
+    }
+    }
     walk.steps(s.cuts, piece.end, kProducers);
     const bool more = walk.at < piece.end;
-    if (more) {
-      const int next = chunk + kProducers, slot = next % kBuffers, round = next / kBuffers;
-      if (round > 0) mbar_wait(empty + static_cast<uint32_t>(slot * 8), static_cast<uint32_t>(round + 1) & 1U);
-      count = walk.end(s.cuts, piece.end) - walk.at;
-      load_rows<kMaps>(raw, walk.at, count, buffers + static_cast<uint32_t>(slot * kBufferBytes), piece.part);
-      logit = load_beta(a, piece.first + walk.at + lane, piece.head, lane < count);
-    }
+    const int next = chunk + kProducers, slot = next % kBuffers, round = next / kBuffers;
+    const uint32_t free = empty + static_cast<uint32_t>(slot * 8), parity = static_cast<uint32_t>(round + 1) & 1U;
+    // The next rows now if their buffer is free, else after this chunk is done: the consumers may be waiting for it.
+    const bool early = more && (round == 0 || __all_sync(0xFFFFFFFFU, static_cast<int>(mbar_test(free, parity))) != 0);
+    if (early) load(slot);
     __syncwarp();
-    finish<kMaps>(buffer, lane_at, sum, beta);
+    if (!(a.debug & 2)) finish<kMaps>(lane_row, buffer, sum, beta);
+    fence_async_proxy();  // wgmma reads next
     __syncwarp();
     if (lane == 0) mbar_arrive(full + static_cast<uint32_t>(chunk % kBuffers * 8));
     if (!more) break;
+    if (!early) {
+      mbar_wait(free, parity);
+      load(slot);
+    }
   }
 }
 

@@ -1,38 +1,43 @@
 // Internal to ops/kda. Chunks of the fused prefill kernel: which tokens they are, how their tiles lie in shared memory, instructions.
 //
-// A tile is 16 tokens x 128 channels of BF16 (4 KiB): eight squares of 16 channels, each four 8 x 8 matrices in the order of an A
-// fragment (tokens 0-7 and 8-15 of the first 8 channels, then of the second), rows of 16 bytes permuted so that neither copies of
-// whole rows nor ldmatrix meet a bank twice.
+// A tile is 16 tokens x 128 channels of BF16 in two halves of 64 channels, each as the copy engine and wgmma have it with 128-byte
+// swizzle: 16 rows of 128 bytes whose 16-byte pieces are permuted by the row. Raw rows arrive so, and factors are written in their place.
 #pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 #include "k3/ops/cuda/ptx.cuh"
+#include "k3/ops/kda/cuda/kda_prefill_maps.h"
 #include "k3/ops/kda/cuda/kda_prefill_state.cuh"
 
 namespace k3::ops::cuda {
 
-constexpr int kChunk = 16, kTileBytes = kChunk * kDim * 2;
-constexpr int kProducers = 8, kConsumers = 4;  // warps
-constexpr int kBuffers = 12;
+constexpr int kChunk = 16;
+#ifndef KDA_PRODUCERS
+#define KDA_PRODUCERS 4
+#endif
+constexpr int kProducers = KDA_PRODUCERS, kConsumers = 8;  // warps
+constexpr int kBuffers = 11;
 constexpr int kPrefillThreads = 32 * (kProducers + kConsumers);
 
 // One chunk in shared memory. Loaded: z, q, k, v. The producer writes over them: W in the place of z, the scaled q and k in theirs.
-constexpr int kAtW = 0, kAtQ = kTileBytes, kAtK = 2 * kTileBytes, kAtV = 3 * kTileBytes;
-constexpr int kAtT = 4 * kTileBytes;      // 16 x 16 as B fragments, 16 bytes a lane
-constexpr int kAtP = kAtT + 512;
-constexpr int kAtE = kAtP + 512;          // chunk decay, FP32, 36 floats for each lane % 4
+// Of each half, z and q follow each other, so that W and Q are one operand of 32 rows.
+constexpr int kHalfTile = 2048;
+constexpr int kAtZ = 0, kAtQ = kHalfTile, kStepZQ = 2 * kHalfTile, kAtK = 4 * kHalfTile, kAtV = 6 * kHalfTile, kStepKV = kHalfTile;
+constexpr int kAtT = 8 * kHalfTile;       // 32 x 16, no swizzle: T V, then 16 rows of zeros
+constexpr int kAtP = kAtT + 1024;         // 16 rows of zeros, then P
+constexpr int kAtE = kAtP + 1024;         // chunk decay, FP32, 36 floats for each lane % 4
 constexpr int kERow = 144;
 constexpr int kAtScale = kAtE + 4 * kERow;  // of the outputs, 4 floats for each lane % 4
-constexpr int kBufferBytes = kAtScale + 64;
-static_assert(kBufferBytes % 128 == 0);
+constexpr int kBufferBytes = 19 * 1024;
+static_assert(kAtScale + 64 <= kBufferBytes);
 
 struct PrefillShared {
-  alignas(128) unsigned char buffers[kBuffers][kBufferBytes];
-  alignas(128) unsigned char out[kConsumers][1024];
+  alignas(1024) unsigned char buffers[kBuffers][kBufferBytes];
+  alignas(128) unsigned char out[kConsumers][512];
   float2 bias[8][8];  // -exp(A_log) * dt_bias * log2(e) of channels 16 j + r and 16 j + 8 + r
-  unsigned long long full[kBuffers], empty[kBuffers];
+  unsigned long long raw[kBuffers], full[kBuffers], empty[kBuffers];
   KdaCuts cuts;
   int sequence;
 };
@@ -65,22 +70,42 @@ struct Walk {
   }
 };
 
-// Of this lane's row in square j: what ldmatrix and stmatrix want.
-__device__ __forceinline__ uint32_t tile_lane() {
-  const uint32_t lane = threadIdx.x % 32, m = lane / 8, row = lane % 8;
-  return m * 128 + ((row ^ (m / 2)) << 4);
+// This lane's row of the first square of 16 channels, as ldmatrix and stmatrix want it. Matrices in the order of an A fragment: tokens
+// 0-7 and 8-15 of the first 8 channels, then of the second; across: the middle two change places.
+__device__ __forceinline__ uint32_t tile_lane(bool across = false) {
+  const uint32_t lane = threadIdx.x % 32, row = lane % 8, m = across ? (lane / 8 & 1) * 2 + lane / 16 : lane / 8;
+  return m % 2 * 1024 + row * 128 + ((row ^ (m / 2)) << 4);
 }
-__device__ __forceinline__ uint32_t tile_at(uint32_t tile_lane, int j) { return static_cast<uint32_t>(j) * 512 + (tile_lane ^ ((static_cast<uint32_t>(j) & 3U) << 5)); }
+// Square j of a tile whose first square is at `lane_row`; step: bytes between the halves.
+__device__ __forceinline__ uint32_t square_at(uint32_t lane_row, int j, int step) {
+  return (lane_row ^ ((static_cast<uint32_t>(j) & 3U) << 5)) + static_cast<uint32_t>(j / 4 * step);
+}
+// The same for T and P, whose 8 x 8 matrices are 128 bytes each.
+__device__ __forceinline__ uint32_t core_lane() {
+  const uint32_t lane = threadIdx.x % 32;
+  return lane / 16 * 512 + lane / 8 % 2 * 128 + lane % 8 * 16;
+}
 
 __device__ __forceinline__ void mma16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};\n"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
+// Half as deep: d += (a0, a1) b, 8 channels.
+__device__ __forceinline__ void mma8(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t b0) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};\n"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a0), "r"(a1), "r"(b0));
+}
 __device__ __forceinline__ void mma16_half(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};\n"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+__device__ __forceinline__ bool mbar_test(uint32_t bar, uint32_t parity) {
+  uint32_t done;
+  asm volatile("{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}\n" : "=r"(done) : "r"(bar), "r"(parity) : "memory");
+  return done != 0;
 }
 __device__ __forceinline__ float reciprocal(float x) {
   float out;
