@@ -5,7 +5,7 @@
 // Memory:   rows of slot_out whose expert is not local stay as they are. Workspace: moe_stream_workspace_bytes, aligned to 256. Nothing
 //           is allocated; only chosen experts are read. Capturable; `tokens` fixes the launch, token_count the work.
 // Threads:  one call per workspace at a time.
-// Errors:   K3_CHECK on shapes: R, F multiples of 32 (mxfp4) or 8 (bf16); T up to 1024; what moe_stream_config finds no room for.
+// Errors:   K3_CHECK on shapes: R, F multiples of 32 (mxfp4) or 8 (bf16); T up to 1024; what moe_stream_config does not serve.
 //           CudaStatus of the launches. T = 0 is legal.
 // Source:   kernels.md 7. Products BF16 x BF16 into FP32 with exact weights; the activation is rounded to BF16; the sum is FP32 in
 //           the order of ids, rounded once; the norm takes the rounded sum. Tolerance against moe_ref, norm ratio: 4e-3.
@@ -19,9 +19,6 @@
 
 namespace k3::ops::cuda {
 
-// Pure. grid 0: shapes that these kernels do not serve.
-MoeStreamConfig moe_stream_config(MoeWeights kind, int64_t tokens, int64_t topk, int64_t experts, int64_t width, int64_t hidden,
-                                  const DeviceInfo& device);
 int64_t moe_stream_workspace_bytes(int64_t tokens, int64_t topk, int64_t experts, int64_t hidden);
 
 CudaStatus moe_stream_cuda(const MoeStreamCuda& args, Stream stream);

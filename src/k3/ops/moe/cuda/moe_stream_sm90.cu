@@ -125,21 +125,21 @@ __device__ int small_table(const MoeStreamPass& p, const Table& table) {
   return count;
 }
 
-template <MoeWeights kKind, bool kGate, int kBlocks, int kWarps, int kStages>
+template <MoeWeights kKind, bool kGate, int kBlocks, int kWarps, int kStages, int kPer>
 __global__ void __launch_bounds__(kWarps * 32, 1) stream_pass(const __grid_constant__ MoeStreamPass p, int b_bytes) {
-  constexpr int kTile = kBlocks * 8, kThreads = kWarps * 32, kBytes = static_cast<int>(moe_chunk_bytes(kKind));
+  constexpr int kThreads = kWarps * 32, kBytes = static_cast<int>(moe_chunk_bytes(kKind)), kStage = kPer * kBytes;
   constexpr int kColumns = static_cast<int>(moe_chunk_columns(kKind));
   extern __shared__ __align__(128) uint8_t shared[];
   // B fragments | rings | shared units | barriers | table
   const uint32_t b_base = shared_address(shared);
-  float* joined = reinterpret_cast<float*>(shared + b_bytes + kWarps * kStages * kBytes);
+  float* joined = reinterpret_cast<float*>(shared + b_bytes + kWarps * kStages * kStage);
   const uint32_t bars = shared_address(joined + kWarps * 32 * kBlocks * 4);
   uint8_t* tables = reinterpret_cast<uint8_t*>(joined + kWarps * 32 * kBlocks * 4) + kWarps * kStages * 8;
   const bool in_order = p.tiles == nullptr;
   const Table table{reinterpret_cast<int16_t*>(tables + (in_order ? kSmallSlots * kSmallTokens : p.max_tiles * 8)),
                     reinterpret_cast<int32_t*>(tables), tables};
   const int tid = static_cast<int>(threadIdx.x), lane = tid % 32, warp = tid / 32, g = lane / 4, t = lane % 4;
-  const uint32_t ring = b_base + static_cast<uint32_t>(b_bytes + warp * kStages * kBytes), my_bars = bars + static_cast<uint32_t>(warp * kStages * 8);
+  const uint32_t ring = b_base + static_cast<uint32_t>(b_bytes + warp * kStages * kStage), my_bars = bars + static_cast<uint32_t>(warp * kStages * 8);
   if (lane < kStages) mbar_init(my_bars + static_cast<uint32_t>(lane) * 8, 1);
   mbar_init_fence();
 
@@ -188,13 +188,14 @@ __global__ void __launch_bounds__(kWarps * 32, 1) stream_pass(const __grid_const
       source = static_cast<const uint8_t*>(p.packed) + (expert * (static_cast<int64_t>(p.units) * p.chunks) + inside) * kBytes;
       left = min(until - at, p.units * p.chunks - inside);
     }
+    const int count = min(left, kPer);
     if (lane == 0) {
-      mbar_expect(my_bars + stage * 8, kBytes);
-      bulk_load(ring + stage * kBytes, source, kBytes, my_bars + stage * 8);
+      mbar_expect(my_bars + stage * 8, static_cast<uint32_t>(count * kBytes));
+      bulk_load(ring + stage * kStage, source, static_cast<uint32_t>(count * kBytes), my_bars + stage * 8);
     }
-    source += kBytes;
-    ++at;
-    --left;
+    source += count * kBytes;
+    at += count;
+    left -= count;
   };
 #pragma unroll
   for (int i = 0; i < kStages; ++i) fetch(static_cast<uint32_t>(i));
@@ -270,12 +271,23 @@ __global__ void __launch_bounds__(kWarps * 32, 1) stream_pass(const __grid_const
     float acc[2][kBlocks][4] = {};
     int unit = seg + first / p.chunks, k = first % p.chunks;
     bool begun_before = k != 0;
+    int run = 0, have = 0;  // chunks until the address jumps; of them in this stage
+    uint32_t chunk = 0;
     for (int c = first; c < last; ++c) {
-      mbar_wait(my_bars + stage * 8, parity);
-      multiply<kKind, kBlocks>(ring + stage * kBytes, b_base + static_cast<uint32_t>(k * (kColumns / 32) * kBlocks * 512 + lane * 16), lane, acc);
-      __syncwarp();
-      fetch(stage);
-      if (++stage == kStages) stage = 0, parity ^= 1;
+      if (kPer == 1 || have == 0) {
+        mbar_wait(my_bars + stage * 8, parity);
+        chunk = ring + stage * kStage;
+        if (run == 0) run = min(last - c, p.units * p.chunks - (seg * p.chunks + c) % (p.units * p.chunks));
+        have = min(run, kPer);
+        run -= have;
+      }
+      multiply<kKind, kBlocks>(chunk, b_base + static_cast<uint32_t>(k * (kColumns / 32) * kBlocks * 512 + lane * 16), lane, acc);
+      chunk += kBytes;
+      if (kPer == 1 || --have == 0) {
+        __syncwarp();
+        fetch(stage);
+        if (++stage == kStages) stage = 0, parity ^= 1;
+      }
       ++k;
       if (k == p.chunks || (c + 1 == last && begun_before)) {  // complete, or this warp's part of a unit that an earlier warp began
         if (begun_before) {
@@ -316,22 +328,29 @@ __global__ void __launch_bounds__(kWarps * 32, 1) stream_pass(const __grid_const
   }
 }
 
-template <MoeWeights kKind, bool kGate, int kBlocks, int kWarps, int kStages>
+template <MoeWeights kKind, bool kGate, int kBlocks, int kWarps, int kStages, int kPer>
 int launch_as(const MoeStreamConfig& c, const MoeStreamPass& p, cudaStream_t stream) {
   const int b_bytes = p.chunks * static_cast<int>(moe_chunk_columns(kKind)) / 32 * kBlocks * 512;
   LaunchOptions o{.grid = dim3(static_cast<unsigned>(c.grid)), .block = dim3(kWarps * 32), .shared_bytes = kGate ? c.shared_gate : c.shared_down,
                   .dependent = true};
-  return launch(stream_pass<kKind, kGate, kBlocks, kWarps, kStages>, o, stream, p, b_bytes);
+  return launch(stream_pass<kKind, kGate, kBlocks, kWarps, kStages, kPer>, o, stream, p, b_bytes);
 }
 
 template <MoeWeights kKind, bool kGate>
 int launch_shape(const MoeStreamConfig& c, const MoeStreamPass& p, cudaStream_t stream) {
+  const auto is = [&](int tile, int warps, int stages, int per) { return c.tile == tile && c.warps == warps && c.stages == stages && c.per == per; };
   if constexpr (kKind == MoeWeights::mxfp4) {
-    if (c.tile == 8 && c.warps == 16 && c.stages == 4) return launch_as<kKind, kGate, 1, 16, 4>(c, p, stream);
-    if (c.tile == 16 && c.warps == 12 && c.stages == 3) return launch_as<kKind, kGate, 2, 12, 3>(c, p, stream);
+    if (is(8, 16, 4, 1)) return launch_as<kKind, kGate, 1, 16, 4, 1>(c, p, stream);
+    if (is(8, 16, 2, 2)) return launch_as<kKind, kGate, 1, 16, 2, 2>(c, p, stream);
+    if (is(8, 8, 4, 2)) return launch_as<kKind, kGate, 1, 8, 4, 2>(c, p, stream);
+    if (is(8, 12, 3, 2)) return launch_as<kKind, kGate, 1, 12, 3, 2>(c, p, stream);
+    if (is(16, 12, 3, 1)) return launch_as<kKind, kGate, 2, 12, 3, 1>(c, p, stream);
+    if (is(16, 8, 3, 2)) return launch_as<kKind, kGate, 2, 8, 3, 2>(c, p, stream);
+    if (is(16, 16, 2, 1)) return launch_as<kKind, kGate, 2, 16, 2, 1>(c, p, stream);
+    if (is(16, 8, 5, 1)) return launch_as<kKind, kGate, 2, 8, 5, 1>(c, p, stream);
   } else {
-    if (c.tile == 8 && c.warps == 8 && c.stages == 4) return launch_as<kKind, kGate, 1, 8, 4>(c, p, stream);
-    if (c.tile == 16 && c.warps == 8 && c.stages == 3) return launch_as<kKind, kGate, 2, 8, 3>(c, p, stream);
+    if (is(8, 8, 4, 1)) return launch_as<kKind, kGate, 1, 8, 4, 1>(c, p, stream);
+    if (is(16, 8, 3, 1)) return launch_as<kKind, kGate, 2, 8, 3, 1>(c, p, stream);
   }
   return static_cast<int>(cudaErrorInvalidConfiguration);
 }

@@ -106,9 +106,9 @@ struct MoeCombineCuda {
   float eps = 1e-5F;
 };
 
-// How one call runs. tile: token columns of a product; in_order: no plan, the tokens themselves are the columns.
+// How one call runs. tile: token columns of a product; per: chunks of a copy; in_order: no plan, the tokens themselves are the columns.
 struct MoeStreamConfig {
-  int tile = 8, warps = 16, stages = 4, grid = 1;
+  int tile = 8, warps = 16, stages = 4, per = 1, grid = 1;
   bool in_order = false;
   int max_tiles = 0;  // of one block
   int shared_gate = 0, shared_down = 0;
