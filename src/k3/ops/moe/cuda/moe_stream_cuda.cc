@@ -8,12 +8,13 @@
 namespace k3::ops::cuda {
 namespace {
 
-constexpr int64_t kMaxTokens = 1024;
+constexpr int64_t kMaxTokens = 1024, kCounterBytes = 16 << 10;
+static_assert((moe_max_tiles(kMaxTokens, 16, kMoeMaxExperts, 8) + 2) * 4 <= kCounterBytes);
 
 int64_t align(int64_t bytes) { return (bytes + 255) / 256 * 256; }
 
 struct Parts {  // of the workspace
-  int64_t hidden, offsets, row_slot, tiles, tile_count, plan, total;
+  int64_t counters, hidden, offsets, row_slot, tiles, tile_count, plan, total;
 };
 Parts parts_of(int64_t tokens, int64_t topk, int64_t experts, int64_t hidden) {
   Parts p{};
@@ -23,6 +24,7 @@ Parts parts_of(int64_t tokens, int64_t topk, int64_t experts, int64_t hidden) {
     at += align(bytes);
     return mine;
   };
+  p.counters = take(kCounterBytes);  // first and of one size, so that calls of all shapes agree about them
   p.hidden = take(tokens * topk * hidden * 2);
   p.offsets = take((experts + 1) * 4);
   p.row_slot = take(tokens * topk * 4);
@@ -70,35 +72,37 @@ CudaStatus moe_stream_cuda(const MoeStreamCuda& a, Stream stream) {
     pass.tile_count = plan.tile_count;
     pass.row_slot = plan.row_slot;
   }
+  pass.packed[0] = w.w13;
+  pass.packed[1] = w.w2;
+  pass.columns[0] = w.width;
+  pass.columns[1] = w.hidden;
+  pass.units[0] = (w.hidden + 7) / 8;
+  pass.units[1] = (w.width + 15) / 16;
+  for (int i = 0; i < 2; ++i) pass.chunks[i] = static_cast<int>(moe_chunks(w.kind, pass.columns[i]));
   pass.factors = w.kind == MoeWeights::mxfp4 ? w.factors : nullptr;
+  pass.z = a.z;
+  pass.hidden = base + parts.hidden;
+  pass.slot_out = a.slot_out;
   pass.ids = a.ids;
   pass.token_count = a.token_count;
+  pass.counters = ints(parts.counters);
   pass.glu = a.glu;
   pass.tokens = a.tokens;
   pass.topk = a.topk;
   pass.first_expert = a.first_expert;
   pass.experts = w.experts;
   pass.max_tiles = config.max_tiles;
-
-  MoeStreamPass gate = pass;
-  gate.packed = w.w13;
-  gate.in = a.z;
-  gate.out = base + parts.hidden;
-  gate.columns = w.width;
-  gate.rows = w.hidden;
-  gate.units = (w.hidden + 7) / 8;
-  gate.chunks = static_cast<int>(moe_chunks(w.kind, w.width));
-  if (const int code = moe_stream_launch(w.kind, true, config, gate, stream); code != 0) return {code};
-
-  MoeStreamPass down = pass;
-  down.packed = w.w2;
-  down.in = base + parts.hidden;
-  down.out = a.slot_out;
-  down.columns = w.hidden;
-  down.rows = w.width;
-  down.units = (w.width + 15) / 16;
-  down.chunks = static_cast<int>(moe_chunks(w.kind, w.hidden));
-  return {moe_stream_launch(w.kind, false, config, down, stream)};
+  pass.b_bytes = config.b_bytes;
+  pass.sum = a.sum;
+  pass.sum.slot_out = a.slot_out;
+  pass.sum.ids = a.ids;
+  pass.sum.tokens = a.tokens;
+  pass.sum.topk = a.topk;
+  pass.sum.width = w.width;
+  pass.sum.experts = w.experts;
+  pass.sum.first_expert = a.first_expert;
+  K3_CHECK((a.sum.out == nullptr && a.sum.out_f32 == nullptr) || (a.sum.weights != nullptr && w.width <= 8192), "moe_stream_cuda: the sum");
+  return {moe_stream_launch(w.kind, config, pass, stream)};
 }
 
 CudaStatus moe_combine_cuda(const MoeCombineCuda& a, Stream stream) {

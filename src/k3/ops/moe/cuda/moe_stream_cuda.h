@@ -3,7 +3,8 @@
 //           w2_e glu(w1_e z_t, w3_e z_t), unweighted. combine: out[t] = sum_j weights[t, j] slot_out[t * topk + j] over local ids.
 // Units:    none.
 // Memory:   rows of slot_out whose expert is not local stay as they are. Workspace: moe_stream_workspace_bytes, aligned to 256. Nothing
-//           is allocated; only chosen experts are read. Capturable; `tokens` fixes the launch, token_count the work.
+//           is allocated; only chosen experts are read. Capturable; `tokens` fixes the launch, token_count the work. The workspace
+//           is all zero before its first use, and a call leaves its counters zero: it may serve any later call, one at a time.
 // Threads:  one call per workspace at a time.
 // Errors:   K3_CHECK on shapes: R, F multiples of 32 (mxfp4) or 8 (bf16); T up to 1024; what moe_stream_config does not serve.
 //           CudaStatus of the launches. T = 0 is legal.

@@ -22,8 +22,8 @@ TEST(MoeStreamConfig, ServesTheShapesOfBothModels) {
       const MoeStreamConfig k3 = moe_stream_config(kind, tokens, 16, 896, 3584, 3072, h200());
       EXPECT_EQ(k3.grid, 132) << tokens;
       EXPECT_EQ(k3.in_order, tokens <= 8);
-      EXPECT_EQ(k3.tile, tokens <= 128 ? 8 : 16);
-      EXPECT_LE(k3.shared_gate, 232448 - 1024);
+      EXPECT_EQ(k3.tile, tokens <= 256 ? 8 : 16);
+      EXPECT_LE(k3.shared_bytes, 232448 - 1024);
       EXPECT_EQ(moe_stream_config(kind, tokens, 8, 256, 2304, 1024, h200()).grid, 132) << tokens;
     }
   }
