@@ -98,6 +98,7 @@ void run_model(Bench& bench, const Model& m, MoeWeights kind, const std::vector<
     const DeviceArray<uint16_t> z(to_bf16(random_normal(static_cast<int64_t>(tokens) * m.width, 3))), gain(to_bf16(random_normal(m.width, 4))),
         out(static_cast<int64_t>(tokens) * m.width);
     const DeviceArray<uint8_t> workspace(moe_stream_workspace_bytes(tokens, m.topk, m.experts, m.hidden));
+    workspace.zero();
     const auto call = [&](cudaStream_t stream, int i) {
       const int32_t* mine = d_ids.data() + i % kRoutings * slots;
       const MoeStreamCuda args{.weights = experts.view,
@@ -107,18 +108,9 @@ void run_model(Bench& bench, const Model& m, MoeWeights kind, const std::vector<
                                .tokens = tokens,
                                .topk = m.topk,
                                .slot_out = slot_out.data(),
-                               .workspace = workspace.data()};
+                               .workspace = workspace.data(),
+                               .sum = {.weights = d_weights.data(), .out = out.data(), .norm_weight = gain.data()}};
       check(moe_stream_cuda(args, stream));
-      const MoeCombineCuda combine{.slot_out = slot_out.data(),
-                                   .ids = mine,
-                                   .weights = d_weights.data(),
-                                   .tokens = tokens,
-                                   .topk = m.topk,
-                                   .width = m.width,
-                                   .experts = m.experts,
-                                   .out = out.data(),
-                                   .norm_weight = gain.data()};
-      check(moe_combine_cuda(combine, stream));
     };
     BenchLine line;
     line.kernel = "moe_stream";

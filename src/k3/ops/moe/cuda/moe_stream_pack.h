@@ -13,7 +13,7 @@
 // Threads:  stream order.
 // Errors:   K3_CHECK on shapes: F and R multiples of 8 (bf16) or 32 (mxfp4); CudaStatus of the launch.
 // Source:   kernels.md 7, model.md 2.5. Exact: unpacked values are bit for bit those of mxfp4_dequantise for scale bytes up to 128,
-//           and with a factor for those that are not more than 127 + 128 below the expert's largest.
+//           and with a factor for those at most 128 below the matrix's largest (lower ones are taken for that lowest one).
 #pragma once
 
 #include <cstdint>

@@ -83,17 +83,6 @@ struct MoeGlu {
   float linear_beta = 0;     // situ; 0: up passes through
 };
 
-struct MoeStreamCuda {
-  MoeExpertsCuda weights;
-  MoeGlu glu;
-  const void* z = nullptr;               // [tokens, R] bf16
-  const int32_t* ids = nullptr;          // [tokens, topk] global; those outside [first_expert, first_expert + experts) are left out
-  const int32_t* token_count = nullptr;  // on the device; null: `tokens`
-  int tokens = 0, topk = 1, first_expert = 0;
-  float* slot_out = nullptr;  // [tokens * topk, R]
-  void* workspace = nullptr;
-};
-
 struct MoeCombineCuda {
   const float* slot_out = nullptr;
   const int32_t* ids = nullptr;
@@ -106,32 +95,48 @@ struct MoeCombineCuda {
   float eps = 1e-5F;
 };
 
-// How one call runs. tile: token columns of a product; in_order: no plan, the tokens themselves are the columns.
-struct MoeStreamConfig {
-  int tile = 8, warps = 16, stages = 4, grid = 1;
-  bool in_order = false;
-  int max_tiles = 0;  // of one block
-  int shared_gate = 0, shared_down = 0;
+struct MoeStreamCuda {
+  MoeExpertsCuda weights;
+  MoeGlu glu;
+  const void* z = nullptr;               // [tokens, R] bf16
+  const int32_t* ids = nullptr;          // [tokens, topk] global; those outside [first_expert, first_expert + experts) are left out
+  const int32_t* token_count = nullptr;  // on the device; null: `tokens`
+  int tokens = 0, topk = 1, first_expert = 0;
+  float* slot_out = nullptr;  // [tokens * topk, R]
+  void* workspace = nullptr;
+  // The sum in the same launch, when sum.out or sum.out_f32 is set; of `sum` only weights, out, out_f32, norm_weight and eps are read.
+  MoeCombineCuda sum = {};
 };
 
-// One pass over all tiles: z to activation (gate) or activation to slot_out (down).
+// How one call runs. tile: token columns of a product; per: chunks of a copy; in_order: no plan, the tokens themselves are the columns.
+struct MoeStreamConfig {
+  int tile = 8, warps = 16, stages = 4, per = 1, grid = 1;
+  bool in_order = false;
+  int max_tiles = 0;  // of one block
+  int b_bytes = 0, shared_bytes = 0;
+};
+
+// [0]: z to activation (gate and up); [1]: activation to slot_out (down).
 struct MoeStreamPass {
-  const void* packed;
+  const void* packed[2];
+  int columns[2], units[2], chunks[2];  // K, of 16 packed rows, of a unit
   const float* factors;
-  const void* in;  // bf16 [tokens or slots, columns]
-  void* out;
+  const void* z;
+  void* hidden;  // [tokens * topk, F] bf16
+  float* slot_out;
   const int32_t *ids, *token_count, *row_slot, *tile_count;
   const MoeTile* tiles;
+  int32_t* counters;  // zero between calls: blocks done, blocks gone, then units of each tile's activation that are there
   MoeGlu glu;
-  int columns, rows, units, chunks;  // K; F or R; of 16 packed rows; of a unit
-  int tokens, topk, first_expert, experts, max_tiles;
+  int tokens, topk, first_expert, experts, max_tiles, b_bytes;
+  MoeCombineCuda sum;
 };
 
 // ---- launchers (cudaError_t) ----
 
 int moe_plan_launch(const MoePlanCuda& plan, CUstream_st* stream);
 int moe_pack_launch(const MoePack& pack, CUstream_st* stream);
-int moe_stream_launch(MoeWeights kind, bool gate, const MoeStreamConfig& config, const MoeStreamPass& pass, CUstream_st* stream);
+int moe_stream_launch(MoeWeights kind, const MoeStreamConfig& config, const MoeStreamPass& pass, CUstream_st* stream);
 int moe_combine_launch(const MoeCombineCuda& combine, CUstream_st* stream);
 int moe_unpack_launch(MoeWeights kind, const void* packed, bool w13, int rows, int cols, void* out, CUstream_st* stream);
 
