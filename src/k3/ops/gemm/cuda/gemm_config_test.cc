@@ -8,12 +8,30 @@ namespace {
 
 constexpr int kSms = 132;
 
-TEST(GemmConfig, FewTokensAndCodedWeightsTakeTheRowKernel) {
-  EXPECT_EQ(gemm_route(1, 163840, 2304, Scheme::bf16, false), GemmRoute::rows);
-  EXPECT_EQ(gemm_route(8192, 4096, 2304, Scheme::bf16, false), GemmRoute::library);
-  EXPECT_EQ(gemm_route(8192, 4096, 2304, Scheme::bf16, true), GemmRoute::rows);
-  EXPECT_EQ(gemm_route(8192, 4096, 2304, Scheme::mxfp4, false), GemmRoute::rows);
-  EXPECT_EQ(gemm_route(8192, 4096, 2304, Scheme::i8, false), GemmRoute::rows);
+TEST(GemmConfig, FewTokensStreamAndCodedWeightsTakeTheRowKernel) {
+  EXPECT_EQ(gemm_route(1, 2304, Scheme::bf16, false), GemmRoute::stream);
+  EXPECT_EQ(gemm_route(16, 2304, Scheme::bf16, true), GemmRoute::stream);
+  EXPECT_EQ(gemm_route(16, 2312, Scheme::bf16, false), GemmRoute::rows);
+  EXPECT_EQ(gemm_route(8192, 2304, Scheme::bf16, false), GemmRoute::library);
+  EXPECT_EQ(gemm_route(8192, 2304, Scheme::bf16, true), GemmRoute::rows);
+  EXPECT_EQ(gemm_route(8192, 2304, Scheme::mxfp4, false), GemmRoute::rows);
+  EXPECT_EQ(gemm_route(1, 2304, Scheme::i8, false), GemmRoute::rows);
+}
+
+TEST(GemmConfig, StreamFitsSharedMemoryAndCoversItsRows) {
+  for (const int64_t tokens : {1, 5, 8, 9, 16}) {
+    for (const int64_t rows : {1, 7, 132, 256, 2304, 4096, 4480, 20480, 163840}) {
+      for (const int64_t in : {32, 128, 1536, 2304, 7168}) {
+        const StreamConfig c = stream_config(tokens, rows, in, kSms);
+        EXPECT_LE(c.shared_bytes, 227 << 10);
+        EXPECT_GE(c.stages, 1);
+        EXPECT_LE(c.stages, kStreamMostStages);
+        EXPECT_LE(c.block_rows, kGemmRowTile * c.row_tiles);
+        EXPECT_LE(c.blocks, std::min<int64_t>(rows, kSms));
+        if (rows <= 32 * kSms) EXPECT_LE(2 * (c.shared_bytes + 1024), 228 << 10) << "two launches side by side";
+      }
+    }
+  }
 }
 
 TEST(GemmConfig, DeterministicSplitDependsOnNothingButK) {

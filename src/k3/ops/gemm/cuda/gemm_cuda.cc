@@ -5,6 +5,7 @@
 #include "k3/base/check.h"
 #include "k3/ops/gemm/cuda/gemm_plans.h"
 #include "k3/ops/gemm/cuda/gemm_rows.cuh"
+#include "k3/ops/gemm/cuda/gemm_stream.cuh"
 
 namespace k3::ops::cuda {
 namespace {
@@ -27,10 +28,12 @@ void check(const GemmArgs& a) {
   }
 }
 
+bool x_aligned(const GemmArgs& a) { return a.in % 8 == 0 && a.x_stride % 8 == 0 && aligned_16(a.x); }
+
 RowsCodec codec_of(const GemmArgs& a, Scheme scheme) {
   if (scheme == Scheme::mxfp4) return RowsCodec::mxfp4;
   if (scheme == Scheme::i8) return RowsCodec::i8;
-  bool aligned = a.in % 8 == 0 && a.x_stride % 8 == 0 && aligned_16(a.x);
+  bool aligned = x_aligned(a);
   for (int i = 0; i < a.part_count; ++i) {
     const Weight& w = a.parts[static_cast<size_t>(i)].w;
     aligned = aligned && (w.scheme != Scheme::bf16 || aligned_16(w.data));
@@ -68,8 +71,7 @@ CudaStatus launch_scheme(const GemmArgs& a, Scheme scheme, const RowsConfig& con
     rows.tiles += static_cast<int>((part.w.rows + kGemmRowTile - 1) / kGemmRowTile);
   }
   if (rows.tiles == 0) return {};
-  const bool x_aligned = a.in % 8 == 0 && a.x_stride % 8 == 0 && aligned_16(a.x);
-  return {gemm_rows_launch(rows, codec_of(a, scheme), x_aligned, config.token_tiles, a.dependent, stream)};
+  return {gemm_rows_launch(rows, codec_of(a, scheme), x_aligned(a), config.token_tiles, a.dependent, stream)};
 }
 
 }  // namespace
@@ -84,23 +86,58 @@ CudaStatus gemm_rows_cuda(const GemmArgs& args, const RowsConfig& config, Stream
   return {};
 }
 
-CudaStatus gemm_cuda(const GemmArgs& args, const GemmPlans* plans, Stream stream) {
+CudaStatus gemm_stream_cuda(const GemmArgs& args, const StreamConfig& config, Stream stream) {
   check(args);
   if (args.tokens == 0) return {};
-  GemmArgs rest = args;  // parts that the library does not take
-  rest.part_count = 0;
+  Stream16 out;
+  out.x = static_cast<const uint8_t*>(args.x);
+  out.x_stride = args.x_stride;
+  out.tokens = static_cast<int>(args.tokens);
+  out.in = static_cast<int>(args.in);
+  out.block_rows = config.block_rows;
+  out.stages = config.stages;
   for (int i = 0; i < args.part_count; ++i) {
     const GemmPart& part = args.parts[static_cast<size_t>(i)];
     if (part.w.rows == 0) continue;
-    const GemmShape shape{args.tokens, part.w.rows, args.in, part.y_dtype, part.accumulate};
-    const bool library = plans != nullptr && plans->has(shape) && gemm_route(args.tokens, part.w.rows, args.in, part.w.scheme,
-                                                                            args.deterministic) == GemmRoute::library;
-    if (library && plans->run(shape, args.x, args.x_stride, part.w.data, part.y, part.y_stride, stream).ok()) continue;
-    rest.parts[static_cast<size_t>(rest.part_count++)] = part;
+    K3_CHECK(part.w.scheme == Scheme::bf16 && aligned_16(part.w.data), "part {}", i);
+    out.parts[out.part_count++] = {.w = static_cast<const uint8_t*>(part.w.data),
+                                   .y = part.y,
+                                   .y_stride = part.y_stride,
+                                   .row_begin = out.rows,
+                                   .y_f32 = part.y_dtype == DType::f32,
+                                   .accumulate = part.accumulate};
+    out.rows += static_cast<int>(part.w.rows);
+  }
+  if (out.rows == 0) return {};
+  K3_CHECK(args.tokens <= kStreamMostTokens && args.in % kGemmKStep == 0 && x_aligned(args), "x [{}, {}]", args.tokens, args.in);
+  return {gemm_stream_launch(out, config.row_tiles, config.token_tiles, config.blocks, config.shared_bytes, args.dependent, stream)};
+}
+
+CudaStatus gemm_cuda(const GemmArgs& args, const GemmPlans* plans, Stream stream) {
+  check(args);
+  if (args.tokens == 0) return {};
+  GemmArgs streamed = args, rest = args;
+  streamed.part_count = rest.part_count = 0;
+  for (int i = 0; i < args.part_count; ++i) {
+    const GemmPart& part = args.parts[static_cast<size_t>(i)];
+    if (part.w.rows == 0) continue;
+    const GemmRoute route = gemm_route(args.tokens, args.in, part.w.scheme, args.deterministic);
+    if (route == GemmRoute::library && plans != nullptr) {
+      const GemmShape shape{args.tokens, part.w.rows, args.in, part.y_dtype, part.accumulate};
+      if (plans->run(shape, args.x, args.x_stride, part.w.data, part.y, part.y_stride, stream).ok()) continue;
+    }
+    GemmArgs& to = route == GemmRoute::stream && aligned_16(part.w.data) && x_aligned(args) ? streamed : rest;
+    to.parts[static_cast<size_t>(to.part_count++)] = part;
+  }
+  const int sm_count = device_info().sm_count;
+  if (streamed.part_count > 0) {
+    int64_t rows = 0;
+    for (int i = 0; i < streamed.part_count; ++i) rows += streamed.parts[static_cast<size_t>(i)].w.rows;
+    const CudaStatus status = gemm_stream_cuda(streamed, stream_config(args.tokens, rows, args.in, sm_count), stream);
+    if (!status.ok()) return status;
   }
   if (rest.part_count == 0) return {};
-  const RowsConfig config = rows_config(rest.tokens, row_tiles(rest), rest.in, device_info().sm_count, rest.deterministic);
-  return gemm_rows_cuda(rest, config, stream);
+  return gemm_rows_cuda(rest, rows_config(rest.tokens, row_tiles(rest), rest.in, sm_count, rest.deterministic), stream);
 }
 
 }  // namespace k3::ops::cuda

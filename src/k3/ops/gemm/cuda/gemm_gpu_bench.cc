@@ -8,6 +8,7 @@
 #include "k3/ops/cuda/gpu_test_util.h"
 #include "k3/ops/cuda/roofline_gpu.h"
 #include "k3/ops/gemm/cuda/gemm_cuda.h"
+#include "k3/ops/gemm/cuda/gemm_rows.cuh"
 #include "k3/ops/gemm/cuda/gemm_plans.h"
 
 namespace k3::ops::cuda {
@@ -56,6 +57,8 @@ class Run {
     for (const auto& [rows, dtype] : product.parts) outputs_.emplace_back(tokens * rows * dtype_bytes(dtype));
   }
   int copies() const { return copies_; }
+  int64_t rows() const { return product_.rows(); }
+  int64_t in() const { return product_.in; }
 
   GemmArgs args(int call, bool dependent) const {
     GemmArgs a{.x = x_.data(), .tokens = tokens_, .in = product_.in, .x_stride = product_.in};
@@ -113,6 +116,18 @@ void prepare(GemmPlans& plans, const GemmArgs& args, cudaStream_t stream) {
 }
 
 const BenchRegistration kGemm("gemm", [](Bench& bench) {
+  if (bench.wants("gemm_probe", "")) {
+    const DeviceArray<float> y(1024 * 256);
+    for (const int blocks : {1, 132, 264, 528}) {
+      for (const bool dependent : {false, true}) {
+        for (const int kind : {0, 1, 3}) {
+          BenchLine line;
+          line.kernel = "gemm_probe", line.name = fmt::format("blocks {} kind {} dep {}", blocks, kind, dependent), line.bytes = 4e6;
+          bench.run(line, [&](cudaStream_t stream, int) { gpu_check(gemm_probe_launch(y.data(), blocks, kind, dependent, stream), "probe"); }, 16);
+        }
+      }
+    }
+  }
   Result<GemmPlans> plans = GemmPlans::create();
   if (!plans.ok()) return fmt::print("{}\n", plans.error().message);
   each(bench, "gemm", {1, 8, 32, 64, 128, 8192}, [&](Run& run, int64_t) {
@@ -134,24 +149,31 @@ const BenchRegistration kGemm("gemm", [](Bench& bench) {
               run.copies());
   });
   const std::vector<int64_t> few = {1, 4, 8, 16, 32, 64};
-  each(bench, "gemm_rows", few, [&](Run& run, int64_t) {
+  each(bench, "gemm_rows", few, [&](Run& run, int64_t t) {
+    const int64_t rows = run.rows();
     for (const bool dependent : {false, true}) {
       bench.run(run.line("gemm_rows", dependent ? "dependent" : ""),
                 [&](cudaStream_t stream, int i) {
                   GemmArgs args = run.args(i, dependent);
-                  gpu_check(gemm_cuda(args, nullptr, stream).code, "rows");
+                  const int64_t tiles = (rows + kGemmRowTile - 1) / kGemmRowTile;
+                  const RowsConfig config = rows_config(t, tiles, args.in, device_info().sm_count, false);
+                  gpu_check(gemm_rows_cuda(args, config, stream).code, "rows");
                 },
                 run.copies());
     }
   });
-  each(bench, "gemm_split", few, [&](Run& run, int64_t t) {
-    for (const int k_warps : {8, 4, 2, 1}) {
-      for (const int cluster : {1, 2, 4, 8}) {
-        if (k_warps < 8 && cluster > 1) continue;
-        const RowsConfig config{t <= 8 ? 1 : t <= 16 ? 2 : 4, k_warps, cluster};
-        bench.run(run.line("gemm_split", fmt::format("warps {} cluster {}", k_warps, cluster)),
-                  [&](cudaStream_t stream, int i) { gpu_check(gemm_rows_cuda(run.args(i, true), config, stream).code, "rows"); },
-                  run.copies());
+  each(bench, "gemm_stream", few, [&](Run& run, int64_t t) {
+    if (t > kStreamMostTokens) return;
+    const int64_t rows = run.rows();
+    for (const int row_tiles : {1, 2, 4}) {
+      for (const int kib : {48, 96, 200}) {
+        for (const bool dependent : {false, true}) {
+          const StreamConfig config = stream_config(t, rows, run.in(), device_info().sm_count, row_tiles, int64_t{kib} << 10);
+          if (config.shared_bytes > 227 << 10 || config.stages < 2) continue;
+          bench.run(run.line("gemm_stream", fmt::format("tiles {} ring {} stages {} {}", row_tiles, kib, config.stages, dependent ? "dep" : "")),
+                    [&](cudaStream_t stream, int i) { gpu_check(gemm_stream_cuda(run.args(i, dependent), config, stream).code, "stream"); },
+                    run.copies());
+        }
       }
     }
   });

@@ -65,7 +65,8 @@ struct Input {
 };
 
 // Largest error over its bound (gemm_cuda.h), where `added` was in y before. Prints where when it fails.
-double worst(const std::string& what, Input& x, const OwnedWeight& w, const Output& y, const std::vector<float>& added = {}) {
+double worst(const std::string& what, Input& x, const OwnedWeight& w, const Output& y, const std::vector<float>& added = {},
+             bool library = false) {
   std::vector<float> ref(static_cast<size_t>(x.tokens * w.rows));
   linear_ref(x.host(), w.view(), matrix(ref.data(), x.tokens, w.rows), false);
   const std::vector<uint8_t> bytes = y.memory.get();
@@ -88,7 +89,7 @@ double worst(const std::string& what, Input& x, const OwnedWeight& w, const Outp
       const double before = added.empty() ? 0 : static_cast<double>(added[at]);
       const double want = static_cast<double>(ref[at]) + before;
       double bound = (static_cast<double>(w.cols) / 256 + 16) * 0x1p-22 * sum + 0x1p-23 * (std::abs(want) + std::abs(before));
-      if (y.dtype == DType::bf16) bound += 0x1p-8 * std::abs(want);
+      if (y.dtype == DType::bf16) bound += 0x1p-8 * (std::abs(want) + (library ? std::abs(want - before) : 0.0));
       const double got = static_cast<double>(y.value(bytes, t, o));
       const double ratio = bound == 0 ? (got == 0 ? 0.0 : 1e9) : std::abs(got - want) / bound;
       if (!(ratio <= 1) && wrong++ < 3) fmt::print("{}: y[{}, {}] is {}, should be {} (bound {})\n", what, t, o, got, want, bound);
@@ -113,6 +114,42 @@ void check_rows(Scheme scheme, const LinearCase& c, const RowsConfig& config, DT
   args.parts[0] = y.part(w.device(), accumulate);
   ASSERT_TRUE(gemm_rows_cuda(args, config, nullptr).ok()) << what;
   EXPECT_LE(worst(what, x, w.host, y, added), 1) << what;
+}
+
+void check_stream(const LinearCase& c, const StreamConfig& config, DType out, int64_t pad_x, int64_t pad_y, bool accumulate) {
+  const std::string what = fmt::format("stream T {} I {} O {} tiles {} blocks {} x {} stages {} {}", c.tokens, c.in, c.out, config.row_tiles,
+                                       config.blocks, config.block_rows, config.stages, dtype_name(out));
+  Input x(c.tokens, c.in, c.in + pad_x, 3);
+  const BothWeight w(Scheme::bf16, c.out, c.in, 4);
+  const Output y(out, c.tokens, c.out, c.out + pad_y), same(out, c.tokens, c.out, c.out + pad_y);
+  std::vector<float> added;
+  if (accumulate) y.fill(added = random_bf16(c.tokens * c.out, 5)), same.fill(added);
+  GemmArgs args{.x = x.device.data(), .tokens = c.tokens, .in = c.in, .x_stride = x.stride, .part_count = 1};
+  args.parts[0] = y.part(w.device(), accumulate);
+  ASSERT_TRUE(gemm_stream_cuda(args, config, nullptr).ok()) << what;
+  EXPECT_LE(worst(what, x, w.host, y, added), 1) << what;
+  args.parts[0] = same.part(w.device(), accumulate);
+  ASSERT_TRUE(gemm_rows_cuda(args, rows_config(c.tokens, 1, c.in, 132, true), nullptr).ok()) << what;
+  EXPECT_EQ(y.memory.get(), same.memory.get()) << what << ": not the row kernel's bits";
+}
+
+TEST(GemmGpu, SanitizeStreamTails) {
+  K3_NEEDS_GPU();
+  for (const LinearCase& c : {LinearCase{1, 32, 1}, LinearCase{3, 96, 17}, LinearCase{9, 288, 33}, LinearCase{16, 544, 70}}) {
+    check_stream(c, stream_config(c.tokens, c.out, c.in, 4), DType::bf16, 8, 3, false);
+  }
+}
+
+TEST(GemmGpu, StreamAgreesWithTheReferenceAndTheRowKernel) {
+  K3_NEEDS_GPU();
+  for (const LinearCase& c : {LinearCase{1, 2304, 300}, LinearCase{4, 64, 4}, LinearCase{8, 1024, 48}, LinearCase{7, 160, 66},
+                              LinearCase{12, 1056, 530}, LinearCase{16, 2304, 140}, LinearCase{1, 7168, 97}, LinearCase{5, 4096, 33}}) {
+    for (const int sms : {1, 3, 132}) {
+      for (const int row_tiles : {1, 2, 4}) {
+        check_stream(c, stream_config(c.tokens, c.out, c.in, sms, row_tiles), row_tiles == 1 ? DType::bf16 : DType::f32, 8, 5, row_tiles == 4);
+      }
+    }
+  }
 }
 
 TEST(GemmGpu, SanitizeRowsTails) {
@@ -254,7 +291,7 @@ TEST(GemmGpu, LibraryPlansAgreeWithTheReference) {
         std::vector<float> added;
         if (accumulate) y.fill(added = random_bf16(c.tokens * c.out, 5));
         ASSERT_TRUE(plans->run(shape, x.device.data(), x.stride, w.data.data(), y.memory.data(), y.stride, nullptr).ok()) << what;
-        EXPECT_LE(worst(what, x, w.host, y, added), 1) << what;
+        EXPECT_LE(worst(what, x, w.host, y, added, true), 1) << what;
       }
     }
   }

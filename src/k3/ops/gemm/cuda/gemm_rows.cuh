@@ -23,8 +23,11 @@ struct Rows {
   int tokens = 0, in = 0, part_count = 0, tiles = 0;
   int token_groups = 0;  // of 8 * token_tiles tokens
   int k_warps_log2 = 0, cluster_log2 = 0;
+  int flags = 0;
   RowsPart parts[6] = {};
 };
+
+int gemm_probe_launch(void* y, int blocks, int kind, bool dependent, cudaStream_t stream);
 
 enum class RowsCodec { bf16, bf16_unaligned, mxfp4, i8 };
 

@@ -169,8 +169,16 @@ __global__ void __launch_bounds__(kThreads, kBlocks) rows_kernel(const __grid_co
     raw[d][0] = Codec::load(low, step + d * stride, q, in);
     raw[d][1] = Codec::load(high, step + d * stride, q, in);
   }
+  if (p.flags & 1) {  // L2 prefetch of this block's rows
+    const int bytes = p.in * 2;
+    if (warp == 0 && lane < 16 && cluster == 1) {
+      const int r = min(first_row + lane, part.rows - 1);
+      asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;\n" ::"l"(part.w + static_cast<int64_t>(r) * bytes), "r"(bytes) : "memory");
+    }
+  }
+  if (p.flags & 2) pdl_release();
   pdl_wait();
-  pdl_release();
+  if (!(p.flags & 2)) pdl_release();
 
   const uint16_t* x[kTiles];
   int limit[kTiles];
@@ -292,7 +300,21 @@ int launch_tiles(const Rows& rows, int token_tiles, const LaunchOptions& options
 
 }  // namespace
 
-int gemm_rows_launch(const Rows& rows, RowsCodec codec, bool x_aligned, int token_tiles, bool dependent, cudaStream_t stream) {
+namespace {
+__global__ void __launch_bounds__(256) probe(float* y, int kind) {
+  if (kind & 2) pdl_release();
+  pdl_wait();
+  if (!(kind & 2)) pdl_release();
+  if (kind & 1) y[blockIdx.x * 256 + threadIdx.x] += 1;
+}
+}  // namespace
+int gemm_probe_launch(void* y, int blocks, int kind, bool dependent, cudaStream_t stream) {
+  return launch(probe, LaunchOptions{.grid = dim3(static_cast<unsigned>(blocks)), .block = dim3(256), .dependent = dependent}, stream, static_cast<float*>(y), kind);
+}
+
+int gemm_rows_launch(const Rows& rows_in, RowsCodec codec, bool x_aligned, int token_tiles, bool dependent, cudaStream_t stream) {
+  Rows rows = rows_in;
+  if (getenv("K3_GEMM_FLAGS")) rows.flags = atoi(getenv("K3_GEMM_FLAGS"));
   const int tiles_per_block = kGemmWarps >> rows.k_warps_log2;
   const int64_t blocks = static_cast<int64_t>((rows.tiles + tiles_per_block - 1) / tiles_per_block) * rows.token_groups << rows.cluster_log2;
   const LaunchOptions options{.grid = dim3(static_cast<unsigned>(blocks)),
