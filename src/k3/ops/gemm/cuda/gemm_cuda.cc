@@ -1,11 +1,11 @@
 #include "k3/ops/gemm/cuda/gemm_cuda.h"
 
+#include <algorithm>
 #include <bit>
 
 #include "k3/base/check.h"
 #include "k3/ops/gemm/cuda/gemm_plans.h"
 #include "k3/ops/gemm/cuda/gemm_rows.cuh"
-#include "k3/ops/gemm/cuda/gemm_stream.cuh"
 
 namespace k3::ops::cuda {
 namespace {
@@ -41,13 +41,14 @@ RowsCodec codec_of(const GemmArgs& a, Scheme scheme) {
   return aligned ? RowsCodec::bf16 : RowsCodec::bf16_unaligned;
 }
 
-int64_t row_tiles(const GemmArgs& a) {
-  int64_t tiles = 0;
-  for (int i = 0; i < a.part_count; ++i) tiles += (a.parts[static_cast<size_t>(i)].w.rows + kGemmRowTile - 1) / kGemmRowTile;
-  return tiles;
+int64_t rows_of(const GemmArgs& a) {
+  int64_t rows = 0;
+  for (int i = 0; i < a.part_count; ++i) rows += a.parts[static_cast<size_t>(i)].w.rows;
+  return rows;
 }
 
-CudaStatus launch_scheme(const GemmArgs& a, Scheme scheme, const RowsConfig& config, Stream stream) {
+// The launch of the parts of one scheme; no rows when there are none.
+Rows launch_of(const GemmArgs& a, Scheme scheme, const RowsConfig& config) {
   Rows rows;
   rows.x = a.x;
   rows.x_stride = a.x_stride;
@@ -64,14 +65,14 @@ CudaStatus launch_scheme(const GemmArgs& a, Scheme scheme, const RowsConfig& con
                                      .scales = part.w.scales,
                                      .y = part.y,
                                      .y_stride = part.y_stride,
-                                     .rows = static_cast<int>(part.w.rows),
-                                     .tile_begin = rows.tiles,
+                                     .row_begin = rows.rows,
                                      .y_f32 = part.y_dtype == DType::f32,
                                      .accumulate = part.accumulate};
-    rows.tiles += static_cast<int>((part.w.rows + kGemmRowTile - 1) / kGemmRowTile);
+    rows.rows += static_cast<int>(part.w.rows);
   }
-  if (rows.tiles == 0) return {};
-  return {gemm_rows_launch(rows, codec_of(a, scheme), x_aligned(a), config.token_tiles, a.dependent, stream)};
+  const int64_t least = (rows.rows + kGemmRowTile - 1) / kGemmRowTile;  // config may be that of more rows
+  rows.tiles = static_cast<int>(std::clamp<int64_t>(config.tiles, least, std::max(rows.rows, 1)));
+  return rows;
 }
 
 }  // namespace
@@ -80,37 +81,22 @@ CudaStatus gemm_rows_cuda(const GemmArgs& args, const RowsConfig& config, Stream
   check(args);
   if (args.tokens == 0) return {};
   for (const Scheme scheme : {Scheme::bf16, Scheme::mxfp4, Scheme::i8}) {
-    const CudaStatus status = launch_scheme(args, scheme, config, stream);
-    if (!status.ok()) return status;
+    const Rows rows = launch_of(args, scheme, config);
+    if (rows.rows == 0) continue;
+    const int code = gemm_rows_launch(rows, codec_of(args, scheme), x_aligned(args), config.token_tiles, args.dependent, stream);
+    if (code != 0) return {code};
   }
   return {};
 }
 
-CudaStatus gemm_stream_cuda(const GemmArgs& args, const StreamConfig& config, Stream stream) {
+CudaStatus gemm_stream_cuda(const GemmArgs& args, const RowsConfig& config, Stream stream) {
   check(args);
   if (args.tokens == 0) return {};
-  Stream16 out;
-  out.x = static_cast<const uint8_t*>(args.x);
-  out.x_stride = args.x_stride;
-  out.tokens = static_cast<int>(args.tokens);
-  out.in = static_cast<int>(args.in);
-  out.block_rows = config.block_rows;
-  out.stages = config.stages;
-  for (int i = 0; i < args.part_count; ++i) {
-    const GemmPart& part = args.parts[static_cast<size_t>(i)];
-    if (part.w.rows == 0) continue;
-    K3_CHECK(part.w.scheme == Scheme::bf16 && aligned_16(part.w.data), "part {}", i);
-    out.parts[out.part_count++] = {.w = static_cast<const uint8_t*>(part.w.data),
-                                   .y = part.y,
-                                   .y_stride = part.y_stride,
-                                   .row_begin = out.rows,
-                                   .y_f32 = part.y_dtype == DType::f32,
-                                   .accumulate = part.accumulate};
-    out.rows += static_cast<int>(part.w.rows);
-  }
-  if (out.rows == 0) return {};
-  K3_CHECK(args.tokens <= kStreamMostTokens && args.in % kGemmKStep == 0 && x_aligned(args), "x [{}, {}]", args.tokens, args.in);
-  return {gemm_stream_launch(out, config.row_tiles, config.token_tiles, config.blocks, config.shared_bytes, args.dependent, stream)};
+  const Rows rows = launch_of(args, Scheme::bf16, config);
+  if (rows.rows == 0) return {};
+  K3_CHECK(args.in % kGemmKStep == 0 && codec_of(args, Scheme::bf16) == RowsCodec::bf16 && rows.rows == rows_of(args),
+           "x [{}, {}], stride {}", args.tokens, args.in, args.x_stride);
+  return {gemm_stream_launch(rows, config.token_tiles, args.dependent, stream)};
 }
 
 CudaStatus gemm_cuda(const GemmArgs& args, const GemmPlans* plans, Stream stream) {
@@ -129,15 +115,14 @@ CudaStatus gemm_cuda(const GemmArgs& args, const GemmPlans* plans, Stream stream
     GemmArgs& to = route == GemmRoute::stream && aligned_16(part.w.data) && x_aligned(args) ? streamed : rest;
     to.parts[static_cast<size_t>(to.part_count++)] = part;
   }
-  const int sm_count = device_info().sm_count;
+  const auto config = [&](const GemmArgs& a) {
+    return rows_config(a.tokens, rows_of(a), a.in, device_info().sm_count, a.deterministic);
+  };
   if (streamed.part_count > 0) {
-    int64_t rows = 0;
-    for (int i = 0; i < streamed.part_count; ++i) rows += streamed.parts[static_cast<size_t>(i)].w.rows;
-    const CudaStatus status = gemm_stream_cuda(streamed, stream_config(args.tokens, rows, args.in, sm_count), stream);
+    const CudaStatus status = gemm_stream_cuda(streamed, config(streamed), stream);
     if (!status.ok()) return status;
   }
-  if (rest.part_count == 0) return {};
-  return gemm_rows_cuda(rest, rows_config(rest.tokens, row_tiles(rest), rest.in, sm_count, rest.deterministic), stream);
+  return rest.part_count == 0 ? CudaStatus{} : gemm_rows_cuda(rest, config(rest), stream);
 }
 
 }  // namespace k3::ops::cuda

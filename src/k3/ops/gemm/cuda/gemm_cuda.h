@@ -50,7 +50,7 @@ struct GemmArgs {
 CudaStatus gemm_cuda(const GemmArgs& args, const GemmPlans* plans, Stream stream);
 // The row kernel with a given split; parts of different schemes become one launch each scheme.
 CudaStatus gemm_rows_cuda(const GemmArgs& args, const RowsConfig& config, Stream stream);
-// The stream kernel: BF16 parts, at most 16 tokens, I a multiple of 32, rows of x and w aligned to 16 bytes.
-CudaStatus gemm_stream_cuda(const GemmArgs& args, const StreamConfig& config, Stream stream);
+// The stream kernel, for BF16 parts: I a multiple of 32, rows of x and w aligned to 16 bytes.
+CudaStatus gemm_stream_cuda(const GemmArgs& args, const RowsConfig& config, Stream stream);
 
 }  // namespace k3::ops::cuda

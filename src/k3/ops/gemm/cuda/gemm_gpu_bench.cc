@@ -8,7 +8,6 @@
 #include "k3/ops/cuda/gpu_test_util.h"
 #include "k3/ops/cuda/roofline_gpu.h"
 #include "k3/ops/gemm/cuda/gemm_cuda.h"
-#include "k3/ops/gemm/cuda/gemm_rows.cuh"
 #include "k3/ops/gemm/cuda/gemm_plans.h"
 
 namespace k3::ops::cuda {
@@ -116,18 +115,6 @@ void prepare(GemmPlans& plans, const GemmArgs& args, cudaStream_t stream) {
 }
 
 const BenchRegistration kGemm("gemm", [](Bench& bench) {
-  if (bench.wants("gemm_probe", "")) {
-    const DeviceArray<float> y(1024 * 256);
-    for (const int blocks : {1, 132, 264, 528}) {
-      for (const bool dependent : {false, true}) {
-        for (const int kind : {0, 1, 3}) {
-          BenchLine line;
-          line.kernel = "gemm_probe", line.name = fmt::format("blocks {} kind {} dep {}", blocks, kind, dependent), line.bytes = 4e6;
-          bench.run(line, [&](cudaStream_t stream, int) { gpu_check(gemm_probe_launch(y.data(), blocks, kind, dependent, stream), "probe"); }, 16);
-        }
-      }
-    }
-  }
   Result<GemmPlans> plans = GemmPlans::create();
   if (!plans.ok()) return fmt::print("{}\n", plans.error().message);
   each(bench, "gemm", {1, 8, 32, 64, 128, 8192}, [&](Run& run, int64_t) {
@@ -148,35 +135,20 @@ const BenchRegistration kGemm("gemm", [](Bench& bench) {
               },
               run.copies());
   });
-  const std::vector<int64_t> few = {1, 4, 8, 16, 32, 64};
-  each(bench, "gemm_rows", few, [&](Run& run, int64_t t) {
-    const int64_t rows = run.rows();
-    for (const bool dependent : {false, true}) {
-      bench.run(run.line("gemm_rows", dependent ? "dependent" : ""),
-                [&](cudaStream_t stream, int i) {
-                  GemmArgs args = run.args(i, dependent);
-                  const int64_t tiles = (rows + kGemmRowTile - 1) / kGemmRowTile;
-                  const RowsConfig config = rows_config(t, tiles, args.in, device_info().sm_count, false);
-                  gpu_check(gemm_rows_cuda(args, config, stream).code, "rows");
-                },
-                run.copies());
-    }
-  });
-  each(bench, "gemm_stream", few, [&](Run& run, int64_t t) {
-    if (t > kStreamMostTokens) return;
-    const int64_t rows = run.rows();
-    for (const int row_tiles : {1, 2, 4}) {
-      for (const int kib : {48, 96, 200}) {
+  for (const std::string kernel : {"gemm_rows", "gemm_stream"}) {
+    each(bench, kernel, {1, 4, 8, 16, 32, 64}, [&](Run& run, int64_t t) {
+      for (const bool deterministic : {false, true}) {
+        const RowsConfig config = rows_config(t, run.rows(), run.in(), device_info().sm_count, deterministic);
+        if (deterministic && config == rows_config(t, run.rows(), run.in(), device_info().sm_count, false)) continue;
         for (const bool dependent : {false, true}) {
-          const StreamConfig config = stream_config(t, rows, run.in(), device_info().sm_count, row_tiles, int64_t{kib} << 10);
-          if (config.shared_bytes > 227 << 10 || config.stages < 2) continue;
-          bench.run(run.line("gemm_stream", fmt::format("tiles {} ring {} stages {} {}", row_tiles, kib, config.stages, dependent ? "dep" : "")),
-                    [&](cudaStream_t stream, int i) { gpu_check(gemm_stream_cuda(run.args(i, dependent), config, stream).code, "stream"); },
+          const auto go = kernel == "gemm_rows" ? gemm_rows_cuda : gemm_stream_cuda;
+          bench.run(run.line(kernel, fmt::format("{} tiles, warps {}, cluster {}{}", config.tiles, config.k_warps, config.cluster, dependent ? ", dependent" : "")),
+                    [&](cudaStream_t stream, int i) { gpu_check(go(run.args(i, dependent), config, stream).code, "few tokens"); },
                     run.copies());
         }
       }
-    }
-  });
+    });
+  }
 });
 
 }  // namespace
