@@ -295,4 +295,10 @@ __device__ __forceinline__ uint4 load_16(const void* p, bool take = true) {
   return v;
 }
 
+__device__ __forceinline__ uint4 shared_load_16(uint32_t address) {
+  uint4 v;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];\n" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address) : "memory");
+  return v;
+}
+
 }  // namespace k3::ops::cuda

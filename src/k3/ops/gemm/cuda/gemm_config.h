@@ -1,5 +1,5 @@
-// Purpose:  which kernel takes a dense product on the GPU, and how the row kernel splits it: pure functions of the shape.
-// Shapes:   x [T, I], weights [O, I]; a row tile is 16 rows of a weight, a k-step 32 of its columns.
+// Purpose:  which kernel takes a dense product on the GPU, and how the kernels of few tokens split it: pure functions of the shape.
+// Shapes:   x [T, I], weights [O, I]; a tile is up to 16 rows of the weights, a k-step 32 of their columns.
 // Units:    none.
 // Memory:   none.
 // Threads:  pure functions.
@@ -16,33 +16,37 @@ namespace k3::ops::cuda {
 
 inline constexpr int kGemmRowTile = 16, kGemmKStep = 32, kGemmWarps = 8;
 
-enum class GemmRoute { rows, library };
+// stream: BF16, few tokens, at the speed of memory; rows: any weights, read once for each 32 tokens; library: cuBLASLt.
+enum class GemmRoute { stream, rows, library };
 
-// rows: the kernel of gemm_rows, which reads each weight once for up to 32 tokens; library: cuBLASLt.
-constexpr GemmRoute gemm_route(int64_t tokens, int64_t rows, int64_t in, Scheme scheme, bool deterministic) {
-  (void)rows, (void)in;
-  if (deterministic || scheme != Scheme::bf16) return GemmRoute::rows;
-  return tokens <= 16 ? GemmRoute::rows : GemmRoute::library;
+constexpr GemmRoute gemm_route(int64_t tokens, int64_t in, Scheme scheme, bool deterministic) {
+  if (scheme != Scheme::bf16) return GemmRoute::rows;
+  if (tokens > 16 && !deterministic) return GemmRoute::library;
+  return in % kGemmKStep == 0 ? GemmRoute::stream : GemmRoute::rows;
 }
 
 struct RowsConfig {
+  int64_t tiles = 1;    // the rows of all parts are cut into so many, of at most 16 rows
   int token_tiles = 1;  // 8 tokens each: 1, 2 or 4 a block
-  int k_warps = 8;      // warps of a block that share one row tile: 1, 2, 4, 8
-  int cluster = 1;      // blocks of a cluster that share its row tiles: 1, 2, 4, 8
+  int k_warps = 8;      // warps of a block that share one tile: 1, 2, 4, 8
+  int cluster = 1;      // blocks of a cluster that share its tiles: 1, 2, 4, 8
   constexpr int tiles_per_block() const { return kGemmWarps / k_warps; }
   bool operator==(const RowsConfig&) const = default;
 };
 
-// In deterministic the split along I must not depend on the number of tokens, nor on what else is in the launch.
-constexpr RowsConfig rows_config(int64_t tokens, int64_t row_tiles, int64_t in, int sm_count, bool deterministic) {
+// In deterministic the split along I depends on I alone: not on the tokens, nor on what else is in the launch.
+constexpr RowsConfig rows_config(int64_t tokens, int64_t rows, int64_t in, int sm_count, bool deterministic) {
   RowsConfig c;
+  const int64_t steps = (in + kGemmKStep - 1) / kGemmKStep, most = (rows + kGemmRowTile - 1) / kGemmRowTile;
   c.token_tiles = tokens <= 8 ? 1 : tokens <= 16 ? 2 : 4;
-  if (deterministic) return c;
-  const int64_t steps = (in + kGemmKStep - 1) / kGemmKStep;
-  // Too few blocks to load from every multiprocessor evenly: more of them along I, while each warp keeps two steps.
-  while (c.cluster < 8 && row_tiles * c.cluster < 4 * sm_count && steps >= 4 * c.cluster * c.k_warps) c.cluster *= 2;
-  // Plenty: fewer sums across warps, more rows a block for each read of x.
-  while (c.cluster == 1 && c.k_warps > 1 && row_tiles * (c.k_warps / 2) >= 64 * sm_count) c.k_warps /= 2;
+  while (c.k_warps > 1 && steps < 4 * c.k_warps) c.k_warps /= 2;
+  const int64_t wave = int64_t{sm_count} * c.tiles_per_block();
+  c.tiles = most;
+  if (2 * most <= wave && !deterministic) {  // few rows: blocks of a cluster share K (many clusters would start too slowly)
+    while (c.cluster < 8 && 2 * c.cluster * most <= wave && steps >= 4 * c.cluster * c.k_warps) c.cluster *= 2;
+  } else if (most < 8 * wave) {  // the same number of bytes for every multiprocessor
+    c.tiles = std::min(rows, (most + wave - 1) / wave * wave);
+  }
   return c;
 }
 

@@ -3,25 +3,30 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 namespace k3::ops::cuda {
 namespace {
 
 constexpr int kSms = 132;
 
-TEST(GemmConfig, FewTokensAndCodedWeightsTakeTheRowKernel) {
-  EXPECT_EQ(gemm_route(1, 163840, 2304, Scheme::bf16, false), GemmRoute::rows);
-  EXPECT_EQ(gemm_route(8192, 4096, 2304, Scheme::bf16, false), GemmRoute::library);
-  EXPECT_EQ(gemm_route(8192, 4096, 2304, Scheme::bf16, true), GemmRoute::rows);
-  EXPECT_EQ(gemm_route(8192, 4096, 2304, Scheme::mxfp4, false), GemmRoute::rows);
-  EXPECT_EQ(gemm_route(8192, 4096, 2304, Scheme::i8, false), GemmRoute::rows);
+TEST(GemmConfig, RoutesByTokensAndWeights) {
+  EXPECT_EQ(gemm_route(1, 2304, Scheme::bf16, false), GemmRoute::stream);
+  EXPECT_EQ(gemm_route(16, 2304, Scheme::bf16, true), GemmRoute::stream);
+  EXPECT_EQ(gemm_route(16, 2312, Scheme::bf16, false), GemmRoute::rows);
+  EXPECT_EQ(gemm_route(8192, 2304, Scheme::bf16, false), GemmRoute::library);
+  EXPECT_EQ(gemm_route(8192, 2304, Scheme::bf16, true), GemmRoute::stream);
+  EXPECT_EQ(gemm_route(8192, 2304, Scheme::mxfp4, false), GemmRoute::rows);
+  EXPECT_EQ(gemm_route(1, 2304, Scheme::i8, false), GemmRoute::rows);
 }
 
 TEST(GemmConfig, DeterministicSplitDependsOnNothingButK) {
-  for (const int64_t in : {int64_t{8}, int64_t{2304}, int64_t{7168}}) {
+  for (const int64_t in : {8, 128, 2304, 7168}) {
     const RowsConfig first = rows_config(1, 1, in, kSms, true);
+    EXPECT_EQ(first.cluster, 1);
     for (const int64_t tokens : {1, 8, 9, 16, 17, 1000}) {
-      for (const int64_t tiles : {1, 100, 10240}) {
-        const RowsConfig c = rows_config(tokens, tiles, in, kSms, true);
+      for (const int64_t rows : {1, 100, 163840}) {
+        const RowsConfig c = rows_config(tokens, rows, in, kSms, true);
         EXPECT_EQ(c.k_warps, first.k_warps);
         EXPECT_EQ(c.cluster, first.cluster);
       }
@@ -29,18 +34,23 @@ TEST(GemmConfig, DeterministicSplitDependsOnNothingButK) {
   }
 }
 
-TEST(GemmConfig, EverySplitIsLaunchable) {
-  for (const int64_t tokens : {1, 8, 9, 16, 17, 64}) {
-    for (const int64_t tiles : {1, 2, 8, 16, 144, 256, 768, 1280, 10240}) {
-      for (const int64_t in : {1, 31, 128, 1024, 2304, 4096, 7168, 33792}) {
-        const RowsConfig c = rows_config(tokens, tiles, in, kSms, false);
-        EXPECT_TRUE(c.token_tiles == 1 || c.token_tiles == 2 || c.token_tiles == 4);
-        EXPECT_TRUE(c.k_warps >= 1 && c.k_warps <= kGemmWarps && (c.k_warps & (c.k_warps - 1)) == 0);
-        EXPECT_TRUE(c.cluster >= 1 && c.cluster <= 8 && (c.cluster & (c.cluster - 1)) == 0);
-        EXPECT_LE(c.cluster * c.k_warps * kGemmKStep, std::max<int64_t>(in, kGemmWarps * kGemmKStep));
+TEST(GemmConfig, EverySplitIsLaunchableAndTilesHoldTheirRows) {
+  for (const bool deterministic : {false, true}) {
+    for (const int64_t tokens : {1, 8, 9, 16, 17, 64}) {
+      for (const int64_t rows : {1, 7, 128, 256, 2304, 4096, 4480, 12288, 20480, 163840}) {
+        for (const int64_t in : {1, 31, 128, 1024, 2304, 4096, 7168, 33792}) {
+          const RowsConfig c = rows_config(tokens, rows, in, kSms, deterministic);
+          EXPECT_TRUE(c.token_tiles == 1 || c.token_tiles == 2 || c.token_tiles == 4);
+          EXPECT_TRUE(c.k_warps >= 1 && c.k_warps <= kGemmWarps && (c.k_warps & (c.k_warps - 1)) == 0);
+          EXPECT_TRUE(c.cluster >= 1 && c.cluster <= 8 && (c.cluster & (c.cluster - 1)) == 0);
+          EXPECT_LE(c.cluster * c.k_warps * kGemmKStep, std::max<int64_t>(in, kGemmKStep));
+          EXPECT_GE(c.tiles * kGemmRowTile, rows);
+          EXPECT_LE(c.tiles, rows);
+        }
       }
     }
   }
+  EXPECT_EQ(rows_config(1, 2304, 4096, kSms, false).tiles, 2 * kSms);  // not 144, of which 12 would be a second wave
 }
 
 TEST(GemmConfig, BucketsAreTheNextPowerOfTwo) {

@@ -1,5 +1,6 @@
 #include "k3/ops/gemm/cuda/gemm_cuda.h"
 
+#include <algorithm>
 #include <bit>
 
 #include "k3/base/check.h"
@@ -27,10 +28,12 @@ void check(const GemmArgs& a) {
   }
 }
 
+bool x_aligned(const GemmArgs& a) { return a.in % 8 == 0 && a.x_stride % 8 == 0 && aligned_16(a.x); }
+
 RowsCodec codec_of(const GemmArgs& a, Scheme scheme) {
   if (scheme == Scheme::mxfp4) return RowsCodec::mxfp4;
   if (scheme == Scheme::i8) return RowsCodec::i8;
-  bool aligned = a.in % 8 == 0 && a.x_stride % 8 == 0 && aligned_16(a.x);
+  bool aligned = x_aligned(a);
   for (int i = 0; i < a.part_count; ++i) {
     const Weight& w = a.parts[static_cast<size_t>(i)].w;
     aligned = aligned && (w.scheme != Scheme::bf16 || aligned_16(w.data));
@@ -38,13 +41,14 @@ RowsCodec codec_of(const GemmArgs& a, Scheme scheme) {
   return aligned ? RowsCodec::bf16 : RowsCodec::bf16_unaligned;
 }
 
-int64_t row_tiles(const GemmArgs& a) {
-  int64_t tiles = 0;
-  for (int i = 0; i < a.part_count; ++i) tiles += (a.parts[static_cast<size_t>(i)].w.rows + kGemmRowTile - 1) / kGemmRowTile;
-  return tiles;
+int64_t rows_of(const GemmArgs& a) {
+  int64_t rows = 0;
+  for (int i = 0; i < a.part_count; ++i) rows += a.parts[static_cast<size_t>(i)].w.rows;
+  return rows;
 }
 
-CudaStatus launch_scheme(const GemmArgs& a, Scheme scheme, const RowsConfig& config, Stream stream) {
+// The launch of the parts of one scheme; no rows when there are none.
+Rows launch_of(const GemmArgs& a, Scheme scheme, const RowsConfig& config) {
   Rows rows;
   rows.x = a.x;
   rows.x_stride = a.x_stride;
@@ -61,15 +65,14 @@ CudaStatus launch_scheme(const GemmArgs& a, Scheme scheme, const RowsConfig& con
                                      .scales = part.w.scales,
                                      .y = part.y,
                                      .y_stride = part.y_stride,
-                                     .rows = static_cast<int>(part.w.rows),
-                                     .tile_begin = rows.tiles,
+                                     .row_begin = rows.rows,
                                      .y_f32 = part.y_dtype == DType::f32,
                                      .accumulate = part.accumulate};
-    rows.tiles += static_cast<int>((part.w.rows + kGemmRowTile - 1) / kGemmRowTile);
+    rows.rows += static_cast<int>(part.w.rows);
   }
-  if (rows.tiles == 0) return {};
-  const bool x_aligned = a.in % 8 == 0 && a.x_stride % 8 == 0 && aligned_16(a.x);
-  return {gemm_rows_launch(rows, codec_of(a, scheme), x_aligned, config.token_tiles, a.dependent, stream)};
+  const int64_t least = (rows.rows + kGemmRowTile - 1) / kGemmRowTile;  // config may be that of more rows
+  rows.tiles = static_cast<int>(std::clamp<int64_t>(config.tiles, least, std::max(rows.rows, 1)));
+  return rows;
 }
 
 }  // namespace
@@ -78,29 +81,48 @@ CudaStatus gemm_rows_cuda(const GemmArgs& args, const RowsConfig& config, Stream
   check(args);
   if (args.tokens == 0) return {};
   for (const Scheme scheme : {Scheme::bf16, Scheme::mxfp4, Scheme::i8}) {
-    const CudaStatus status = launch_scheme(args, scheme, config, stream);
-    if (!status.ok()) return status;
+    const Rows rows = launch_of(args, scheme, config);
+    if (rows.rows == 0) continue;
+    const int code = gemm_rows_launch(rows, codec_of(args, scheme), x_aligned(args), config.token_tiles, args.dependent, stream);
+    if (code != 0) return {code};
   }
   return {};
+}
+
+CudaStatus gemm_stream_cuda(const GemmArgs& args, const RowsConfig& config, Stream stream) {
+  check(args);
+  if (args.tokens == 0) return {};
+  const Rows rows = launch_of(args, Scheme::bf16, config);
+  if (rows.rows == 0) return {};
+  K3_CHECK(args.in % kGemmKStep == 0 && codec_of(args, Scheme::bf16) == RowsCodec::bf16 && rows.rows == rows_of(args),
+           "x [{}, {}], stride {}", args.tokens, args.in, args.x_stride);
+  return {gemm_stream_launch(rows, config.token_tiles, args.dependent, stream)};
 }
 
 CudaStatus gemm_cuda(const GemmArgs& args, const GemmPlans* plans, Stream stream) {
   check(args);
   if (args.tokens == 0) return {};
-  GemmArgs rest = args;  // parts that the library does not take
-  rest.part_count = 0;
+  GemmArgs streamed = args, rest = args;
+  streamed.part_count = rest.part_count = 0;
   for (int i = 0; i < args.part_count; ++i) {
     const GemmPart& part = args.parts[static_cast<size_t>(i)];
     if (part.w.rows == 0) continue;
-    const GemmShape shape{args.tokens, part.w.rows, args.in, part.y_dtype, part.accumulate};
-    const bool library = plans != nullptr && plans->has(shape) && gemm_route(args.tokens, part.w.rows, args.in, part.w.scheme,
-                                                                            args.deterministic) == GemmRoute::library;
-    if (library && plans->run(shape, args.x, args.x_stride, part.w.data, part.y, part.y_stride, stream).ok()) continue;
-    rest.parts[static_cast<size_t>(rest.part_count++)] = part;
+    const GemmRoute route = gemm_route(args.tokens, args.in, part.w.scheme, args.deterministic);
+    if (route == GemmRoute::library && plans != nullptr) {
+      const GemmShape shape{args.tokens, part.w.rows, args.in, part.y_dtype, part.accumulate};
+      if (plans->run(shape, args.x, args.x_stride, part.w.data, part.y, part.y_stride, stream).ok()) continue;
+    }
+    GemmArgs& to = route == GemmRoute::stream && aligned_16(part.w.data) && x_aligned(args) ? streamed : rest;
+    to.parts[static_cast<size_t>(to.part_count++)] = part;
   }
-  if (rest.part_count == 0) return {};
-  const RowsConfig config = rows_config(rest.tokens, row_tiles(rest), rest.in, device_info().sm_count, rest.deterministic);
-  return gemm_rows_cuda(rest, config, stream);
+  const auto config = [&](const GemmArgs& a) {
+    return rows_config(a.tokens, rows_of(a), a.in, device_info().sm_count, a.deterministic);
+  };
+  if (streamed.part_count > 0) {
+    const CudaStatus status = gemm_stream_cuda(streamed, config(streamed), stream);
+    if (!status.ok()) return status;
+  }
+  return rest.part_count == 0 ? CudaStatus{} : gemm_rows_cuda(rest, config(rest), stream);
 }
 
 }  // namespace k3::ops::cuda

@@ -8,8 +8,8 @@
 // Errors:   K3_CHECK on shapes and dtypes. T = 0 and O = 0 are legal. A shape for which `plans` has nothing runs on the row
 //           kernel, slower beyond 32 tokens.
 // Source:   kernels.md 9. FP32 accumulation, one rounding to y's dtype. Tolerance against linear_ref (double) on the same BF16
-//           inputs: |y - ref| <= (I / 256 + 16) 2^-22 sum_i |x_i w_i|, bf16 y 2^-8 |ref| more (tensor cores truncate
-//           each partial sum of 16 products; a warp adds I / 256 of them in a row).
+//           inputs: |y - ref| <= (I / 256 + 16) 2^-22 sum_i |x_i w_i|, bf16 y 2^-8 |ref| more (tensor cores truncate each
+//           partial sum of 16 products; a warp adds I / 256 of them in a row). cuBLASLt rounds to bf16 before it adds to a bf16 y.
 //           deterministic: each y[t, o] is one fixed sum over i whatever T, t, the neighbours and the other parts are. cuBLASLt
 //           never is used then: it picks an algorithm, so an order of sums, for every range of T.
 //           dependent: programmatic dependent launch; the weights (not x or y) are read before the kernel before has ended, so
@@ -50,5 +50,7 @@ struct GemmArgs {
 CudaStatus gemm_cuda(const GemmArgs& args, const GemmPlans* plans, Stream stream);
 // The row kernel with a given split; parts of different schemes become one launch each scheme.
 CudaStatus gemm_rows_cuda(const GemmArgs& args, const RowsConfig& config, Stream stream);
+// The stream kernel, for BF16 parts: I a multiple of 32, rows of x and w aligned to 16 bytes.
+CudaStatus gemm_stream_cuda(const GemmArgs& args, const RowsConfig& config, Stream stream);
 
 }  // namespace k3::ops::cuda

@@ -56,6 +56,8 @@ class Run {
     for (const auto& [rows, dtype] : product.parts) outputs_.emplace_back(tokens * rows * dtype_bytes(dtype));
   }
   int copies() const { return copies_; }
+  int64_t rows() const { return product_.rows(); }
+  int64_t in() const { return product_.in; }
 
   GemmArgs args(int call, bool dependent) const {
     GemmArgs a{.x = x_.data(), .tokens = tokens_, .in = product_.in, .x_stride = product_.in};
@@ -133,28 +135,20 @@ const BenchRegistration kGemm("gemm", [](Bench& bench) {
               },
               run.copies());
   });
-  const std::vector<int64_t> few = {1, 4, 8, 16, 32, 64};
-  each(bench, "gemm_rows", few, [&](Run& run, int64_t) {
-    for (const bool dependent : {false, true}) {
-      bench.run(run.line("gemm_rows", dependent ? "dependent" : ""),
-                [&](cudaStream_t stream, int i) {
-                  GemmArgs args = run.args(i, dependent);
-                  gpu_check(gemm_cuda(args, nullptr, stream).code, "rows");
-                },
-                run.copies());
-    }
-  });
-  each(bench, "gemm_split", few, [&](Run& run, int64_t t) {
-    for (const int k_warps : {8, 4, 2, 1}) {
-      for (const int cluster : {1, 2, 4, 8}) {
-        if (k_warps < 8 && cluster > 1) continue;
-        const RowsConfig config{t <= 8 ? 1 : t <= 16 ? 2 : 4, k_warps, cluster};
-        bench.run(run.line("gemm_split", fmt::format("warps {} cluster {}", k_warps, cluster)),
-                  [&](cudaStream_t stream, int i) { gpu_check(gemm_rows_cuda(run.args(i, true), config, stream).code, "rows"); },
-                  run.copies());
+  for (const std::string kernel : {"gemm_rows", "gemm_stream"}) {
+    each(bench, kernel, {1, 4, 8, 16, 32, 64}, [&](Run& run, int64_t t) {
+      for (const bool deterministic : {false, true}) {
+        const RowsConfig config = rows_config(t, run.rows(), run.in(), device_info().sm_count, deterministic);
+        if (deterministic && config == rows_config(t, run.rows(), run.in(), device_info().sm_count, false)) continue;
+        for (const bool dependent : {false, true}) {
+          const auto go = kernel == "gemm_rows" ? gemm_rows_cuda : gemm_stream_cuda;
+          bench.run(run.line(kernel, fmt::format("{} tiles, warps {}, cluster {}{}", config.tiles, config.k_warps, config.cluster, dependent ? ", dependent" : "")),
+                    [&](cudaStream_t stream, int i) { gpu_check(go(run.args(i, dependent), config, stream).code, "few tokens"); },
+                    run.copies());
+        }
       }
-    }
-  });
+    });
+  }
 });
 
 }  // namespace

@@ -65,7 +65,8 @@ struct Input {
 };
 
 // Largest error over its bound (gemm_cuda.h), where `added` was in y before. Prints where when it fails.
-double worst(const std::string& what, Input& x, const OwnedWeight& w, const Output& y, const std::vector<float>& added = {}) {
+double worst(const std::string& what, Input& x, const OwnedWeight& w, const Output& y, const std::vector<float>& added = {},
+             bool library = false) {
   std::vector<float> ref(static_cast<size_t>(x.tokens * w.rows));
   linear_ref(x.host(), w.view(), matrix(ref.data(), x.tokens, w.rows), false);
   const std::vector<uint8_t> bytes = y.memory.get();
@@ -88,7 +89,7 @@ double worst(const std::string& what, Input& x, const OwnedWeight& w, const Outp
       const double before = added.empty() ? 0 : static_cast<double>(added[at]);
       const double want = static_cast<double>(ref[at]) + before;
       double bound = (static_cast<double>(w.cols) / 256 + 16) * 0x1p-22 * sum + 0x1p-23 * (std::abs(want) + std::abs(before));
-      if (y.dtype == DType::bf16) bound += 0x1p-8 * std::abs(want);
+      if (y.dtype == DType::bf16) bound += 0x1p-8 * (std::abs(want) + (library ? std::abs(want - before) : 0.0));
       const double got = static_cast<double>(y.value(bytes, t, o));
       const double ratio = bound == 0 ? (got == 0 ? 0.0 : 1e9) : std::abs(got - want) / bound;
       if (!(ratio <= 1) && wrong++ < 3) fmt::print("{}: y[{}, {}] is {}, should be {} (bound {})\n", what, t, o, got, want, bound);
@@ -115,16 +116,56 @@ void check_rows(Scheme scheme, const LinearCase& c, const RowsConfig& config, DT
   EXPECT_LE(worst(what, x, w.host, y, added), 1) << what;
 }
 
+// The stream kernel against the reference, and bit for bit against the row kernel with the same split.
+void check_stream(const LinearCase& c, const RowsConfig& config, DType out, int64_t pad_x, int64_t pad_y, bool accumulate) {
+  const std::string what = fmt::format("stream T {} I {} O {} {} {}", c.tokens, c.in, c.out, config_text(config), dtype_name(out));
+  Input x(c.tokens, c.in, c.in + pad_x, 3);
+  const BothWeight w(Scheme::bf16, c.out, c.in, 4);
+  const Output y(out, c.tokens, c.out, c.out + pad_y), same(out, c.tokens, c.out, c.out + pad_y);
+  std::vector<float> added;
+  if (accumulate) y.fill(added = random_bf16(c.tokens * c.out, 5)), same.fill(added);
+  GemmArgs args{.x = x.device.data(), .tokens = c.tokens, .in = c.in, .x_stride = x.stride, .part_count = 1};
+  args.parts[0] = y.part(w.device(), accumulate);
+  ASSERT_TRUE(gemm_stream_cuda(args, config, nullptr).ok()) << what;
+  EXPECT_LE(worst(what, x, w.host, y, added), 1) << what;
+  args.parts[0] = same.part(w.device(), accumulate);
+  ASSERT_TRUE(gemm_rows_cuda(args, config, nullptr).ok()) << what;
+  EXPECT_EQ(y.memory.get(), same.memory.get()) << what << ": not the row kernel's bits";
+}
+
+TEST(GemmGpu, SanitizeStreamTails) {
+  K3_NEEDS_GPU();
+  for (const LinearCase& c : {LinearCase{1, 32, 1}, LinearCase{3, 96, 17}, LinearCase{9, 288, 33}, LinearCase{16, 544, 70}, LinearCase{17, 64, 20}}) {
+    for (const bool deterministic : {false, true}) {
+      check_stream(c, rows_config(c.tokens, c.out, c.in, 4, deterministic), DType::bf16, 8, 3, false);
+    }
+  }
+}
+
+TEST(GemmGpu, StreamAgreesWithTheReferenceAndTheRowKernel) {
+  K3_NEEDS_GPU();
+  for (const LinearCase& c : {LinearCase{1, 2304, 300}, LinearCase{4, 64, 4}, LinearCase{8, 1024, 48}, LinearCase{7, 160, 66},
+                              LinearCase{12, 1056, 530}, LinearCase{16, 2304, 140}, LinearCase{1, 7168, 97}, LinearCase{5, 4096, 33},
+                              LinearCase{2, 128, 1000}, LinearCase{21, 512, 50}, LinearCase{70, 256, 30}}) {
+    for (const int sms : {2, 132}) {
+      for (const bool deterministic : {false, true}) {
+        const RowsConfig config = rows_config(c.tokens, c.out, c.in, sms, deterministic);
+        check_stream(c, config, deterministic ? DType::bf16 : DType::f32, 8, 5, sms == 2);
+      }
+    }
+  }
+}
+
 TEST(GemmGpu, SanitizeRowsTails) {
   K3_NEEDS_GPU();
   for (const Scheme scheme : {Scheme::bf16, Scheme::mxfp4, Scheme::i8}) {
     for (const LinearCase& c : {LinearCase{1, 32, 1}, LinearCase{3, 96, 17}, LinearCase{9, 160, 33}, LinearCase{17, 288, 15}}) {
-      for (const RowsConfig& config : {RowsConfig{1, 8, 1}, RowsConfig{2, 2, 2}, RowsConfig{4, 1, 1}}) {
+      for (const RowsConfig& config : {RowsConfig{1, 1, 8, 1}, RowsConfig{1, 2, 2, 2}, RowsConfig{100, 4, 1, 1}}) {
         check_rows(scheme, c, config, DType::bf16, 8, 3, false);
       }
     }
   }
-  check_rows(Scheme::bf16, {2, 33, 5}, {1, 8, 1}, DType::f32, 1, 1, true);  // unaligned rows
+  check_rows(Scheme::bf16, {2, 33, 5}, {1, 1, 8, 1}, DType::f32, 1, 1, true);  // unaligned rows
 }
 
 TEST(GemmGpu, RowsAgreeWithTheReference) {
@@ -135,18 +176,17 @@ TEST(GemmGpu, RowsAgreeWithTheReference) {
   for (const LinearCase& c : cases) {
     for (const Scheme scheme : {Scheme::bf16, Scheme::mxfp4, Scheme::i8}) {
       if (scheme != Scheme::bf16 && c.in % 32 != 0) continue;
-      const int64_t tiles = (c.out + 15) / 16;
-      check_rows(scheme, c, rows_config(c.tokens, tiles, c.in, 132, true), DType::bf16, 0, 0, false);
-      check_rows(scheme, c, rows_config(c.tokens, tiles, c.in, 132, false), DType::f32, 8, 5, true);
+      check_rows(scheme, c, rows_config(c.tokens, c.out, c.in, 132, true), DType::bf16, 0, 0, false);
+      check_rows(scheme, c, rows_config(c.tokens, c.out, c.in, 132, false), DType::f32, 8, 5, true);
     }
   }
 }
 
-TEST(GemmGpu, EverySplitOfTheRowKernel) {
+TEST(GemmGpu, EverySplit) {
   K3_NEEDS_GPU();
   for (const int token_tiles : {1, 2, 4}) {
     for (const int k_warps : {1, 2, 4, 8}) {
-      for (const int cluster : {1, 2, 4, 8}) check_rows(Scheme::bf16, {11, 1096, 90}, {token_tiles, k_warps, cluster}, DType::f32, 0, 0, false);
+      for (const int cluster : {1, 2, 4, 8}) check_stream({11, 1088, 90}, {8, token_tiles, k_warps, cluster}, DType::f32, 0, 0, false);
     }
   }
 }
@@ -167,7 +207,7 @@ TEST(GemmGpu, CodedWeightsAreExact) {
     const Output y(DType::bf16, kIn, kRows, kRows);
     GemmArgs args{.x = x.data(), .tokens = kIn, .in = kIn, .x_stride = kIn, .part_count = 1};
     args.parts[0] = y.part(w.device());
-    ASSERT_TRUE(gemm_rows_cuda(args, rows_config(kIn, 16, kIn, 132, true), nullptr).ok());
+    ASSERT_TRUE(gemm_rows_cuda(args, rows_config(kIn, kRows, kIn, 132, true), nullptr).ok());
     const std::vector<uint8_t> bytes = y.memory.get();
     int wrong = 0;
     for (int64_t o = 0; o < kRows; ++o) {
@@ -210,7 +250,7 @@ TEST(GemmGpu, NoTokensWriteNothing) {
 // The bits of a token do not depend on how many tokens there are, on its place, nor on the other parts.
 TEST(GemmGpu, DeterministicTokensDoNotSeeTheirNeighbours) {
   K3_NEEDS_GPU();
-  constexpr int64_t kTokens = 75, kIn = 1032, kRows = 50;
+  constexpr int64_t kTokens = 75, kIn = 1056, kRows = 50;
   const Input x(kTokens, kIn, kIn, 1);
   for (const Scheme scheme : {Scheme::bf16, Scheme::i8}) {
     const int64_t in = scheme == Scheme::bf16 ? kIn : 1024;
@@ -254,7 +294,7 @@ TEST(GemmGpu, LibraryPlansAgreeWithTheReference) {
         std::vector<float> added;
         if (accumulate) y.fill(added = random_bf16(c.tokens * c.out, 5));
         ASSERT_TRUE(plans->run(shape, x.device.data(), x.stride, w.data.data(), y.memory.data(), y.stride, nullptr).ok()) << what;
-        EXPECT_LE(worst(what, x, w.host, y, added), 1) << what;
+        EXPECT_LE(worst(what, x, w.host, y, added, true), 1) << what;
       }
     }
   }

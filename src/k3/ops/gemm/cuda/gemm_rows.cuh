@@ -1,4 +1,4 @@
-// Internal to ops/gemm. What the row kernel is launched with.
+// Internal to ops/gemm. What the row and the stream kernel are launched with.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -12,15 +12,15 @@ struct RowsPart {
   const uint8_t* scales = nullptr;
   void* y = nullptr;
   int64_t y_stride = 0;
-  int rows = 0;
-  int tile_begin = 0;  // first row tile among those of all parts
+  int row_begin = 0;  // among the rows of all parts
   bool y_f32 = false, accumulate = false;
 };
 
+// All parts' rows are cut into `tiles` of nearly the same height, at most 16; a tile may lie in two parts.
 struct Rows {
   const void* x = nullptr;
   int64_t x_stride = 0;
-  int tokens = 0, in = 0, part_count = 0, tiles = 0;
+  int tokens = 0, in = 0, part_count = 0, rows = 0, tiles = 0;
   int token_groups = 0;  // of 8 * token_tiles tokens
   int k_warps_log2 = 0, cluster_log2 = 0;
   RowsPart parts[6] = {};
@@ -30,5 +30,7 @@ enum class RowsCodec { bf16, bf16_unaligned, mxfp4, i8 };
 
 // x_aligned: rows of x may be read 16 bytes at a time.
 int gemm_rows_launch(const Rows& rows, RowsCodec codec, bool x_aligned, int token_tiles, bool dependent, cudaStream_t stream);
+// BF16, I a multiple of 32, all rows aligned to 16 bytes.
+int gemm_stream_launch(const Rows& rows, int token_tiles, bool dependent, cudaStream_t stream);
 
 }  // namespace k3::ops::cuda

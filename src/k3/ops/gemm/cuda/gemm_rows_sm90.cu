@@ -5,20 +5,13 @@
 // g + 8 with one 16-byte load each, and the same columns of token g. Those are the fragments of two mma whose K indices are renamed
 // alike on both sides. kDepth k-steps of loads are in flight a warp; the first ones of the weights start before the kernel before
 // has ended (dependent launch). Partial sums meet in shared memory, warps in order, then blocks of the cluster in order.
-#include <cuda_bf16.h>
-#include <cstdlib>
-#include <type_traits>
-
 #include "k3/ops/cuda/launch.cuh"
-#include "k3/ops/cuda/ptx.cuh"
-#include "k3/ops/gemm/cuda/gemm_config.h"
-#include "k3/ops/gemm/cuda/gemm_rows.cuh"
+#include "k3/ops/gemm/cuda/gemm_tile.cuh"
 
 namespace k3::ops::cuda {
 namespace {
 
 constexpr int kThreads = 32 * kGemmWarps;
-constexpr int kPitch = kGemmRowTile + 4;  // floats between tokens of partial sums: lanes (g, q) hit 32 banks
 
 // Eight BF16 of a row from column `col` on; zeros beyond `limit`.
 template <bool kAligned>
@@ -128,40 +121,23 @@ struct Int8Codec {
   }
 };
 
-__device__ __forceinline__ void store(const RowsPart& part, int64_t token, int row, float sum) {
-  const int64_t at = token * part.y_stride + row;
-  if (part.y_f32) {
-    float* y = static_cast<float*>(part.y) + at;
-    *y = part.accumulate ? *y + sum : sum;
-  } else {
-    __nv_bfloat16* y = static_cast<__nv_bfloat16*>(part.y) + at;
-    *y = __float2bfloat16(part.accumulate ? __bfloat162float(*y) + sum : sum);
-  }
-}
-
 template <class Codec, int kTiles, bool kAlignedX, int kDepth, int kBlocks>
 __global__ void __launch_bounds__(kThreads, kBlocks) rows_kernel(const __grid_constant__ Rows p) {
   constexpr int kTokens = 8 * kTiles;
   constexpr bool kEarlyX = Codec::kSubs == 1;  // x travels with the weights; else it is read when they have come
-  __shared__ float sums[kGemmWarps][kTokens][kPitch];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, q = lane % 4;
-  const int k_warps = 1 << p.k_warps_log2, cluster = 1 << p.cluster_log2;
-  const int rank = blockIdx.x & (cluster - 1), block = blockIdx.x >> p.cluster_log2;
-  const int tile = (block / p.token_groups) * (kGemmWarps >> p.k_warps_log2) + (warp >> p.k_warps_log2);
-  const int first_token = block % p.token_groups * kTokens;
-
-  int index = 0;
-#pragma unroll
-  for (int i = 1; i < 6; ++i) index += i < p.part_count && tile >= p.parts[i].tile_begin;
-  const RowsPart& part = p.parts[index];
-  const int first_row = (tile - part.tile_begin) * kGemmRowTile;
-  const Row low = Codec::row(part, min(first_row + g, part.rows - 1), p.in);  // rows beyond the last repeat it, not stored
-  const Row high = Codec::row(part, min(first_row + g + 8, part.rows - 1), p.in);
+  __shared__ float sums[kGemmWarps * kTokens * kSumPitch];
+  const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
+  const Place place = place_of(p, kTokens);
+  const Tile tile = tile_at(p, place.tile);
+  const int in = tile.end > tile.begin ? p.in : 0;
+  const int low_row = min(tile.begin + g, max(tile.end - 1, 0)), high_row = min(tile.begin + g + 8, max(tile.end - 1, 0));
+  const RowsPart &low_part = p.parts[part_of(p, low_row)], &high_part = p.parts[part_of(p, high_row)];
+  const Row low = Codec::row(low_part, low_row - low_part.row_begin, p.in);  // rows beyond the last repeat it, not stored
+  const Row high = Codec::row(high_part, high_row - high_part.row_begin, p.in);
 
   constexpr int kStepColumns = kGemmKStep * Codec::kSubs;
-  const int stride = k_warps * cluster;
-  const int in = tile < p.tiles ? p.in : 0, steps = (in + kStepColumns - 1) / kStepColumns;
-  int step = rank * k_warps + (warp & (k_warps - 1));
+  const int stride = place.splits, steps = (in + kStepColumns - 1) / kStepColumns;
+  int step = place.split;
 
   typename Codec::Raw raw[kDepth][2];
 #pragma unroll
@@ -169,14 +145,14 @@ __global__ void __launch_bounds__(kThreads, kBlocks) rows_kernel(const __grid_co
     raw[d][0] = Codec::load(low, step + d * stride, q, in);
     raw[d][1] = Codec::load(high, step + d * stride, q, in);
   }
-  pdl_wait();
   pdl_release();
+  pdl_wait();
 
   const uint16_t* x[kTiles];
   int limit[kTiles];
 #pragma unroll
   for (int j = 0; j < kTiles; ++j) {
-    const int token = first_token + 8 * j + g;
+    const int token = place.first_token + 8 * j + g;
     limit[j] = token < p.tokens ? in : 0;
     x[j] = static_cast<const uint16_t*>(p.x) + static_cast<int64_t>(min(token, p.tokens - 1)) * p.x_stride;
   }
@@ -223,69 +199,14 @@ __global__ void __launch_bounds__(kThreads, kBlocks) rows_kernel(const __grid_co
     }
   }
 
-#pragma unroll
-  for (int j = 0; j < kTiles; ++j) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {  // i: rows g, g, g + 8, g + 8; tokens 2 q, 2 q + 1, ...
-      sums[warp][8 * j + 2 * q + i % 2][g + i / 2 * 8] = acc[0][j][i] + acc[1][j][i];
-    }
-  }
-  __syncthreads();
-
-  constexpr int kTileSums = kTokens * kGemmRowTile;
-  const int block_sums = (kGemmWarps >> p.k_warps_log2) * kTileSums;
-  if (cluster > 1) {  // the block's own sum first, in the place of its first warp
-    for (int i = threadIdx.x; i < block_sums; i += kThreads) {
-      const int first = i / kTileSums << p.k_warps_log2, token = i % kTileSums / kGemmRowTile, row = i % kGemmRowTile;
-      float sum = sums[first][token][row];
-      for (int w = 1; w < k_warps; ++w) sum += sums[first + w][token][row];
-      sums[first][token][row] = sum;
-    }
-    cluster_sync();
-  }
-  const int parts = cluster > 1 ? cluster : k_warps;
-  for (int i = threadIdx.x + rank * kThreads; i < block_sums; i += cluster * kThreads) {
-    const int sub_tile = i / kTileSums, first = sub_tile << p.k_warps_log2, token = i % kTileSums / kGemmRowTile, row = i % kGemmRowTile;
-    float sum = 0;
-    if (cluster > 1) {
-      const uint32_t address = shared_address(&sums[first][token][row]);
-      for (int c = 0; c < parts; ++c) sum += cluster_load(cluster_map(address, static_cast<uint32_t>(c)));
-    } else {
-      for (int w = 0; w < parts; ++w) sum += sums[first + w][token][row];
-    }
-    const int of_tile = (block / p.token_groups) * (kGemmWarps >> p.k_warps_log2) + sub_tile;
-    if (of_tile >= p.tiles || first_token + token >= p.tokens) continue;
-    int at = 0;
-#pragma unroll
-    for (int k = 1; k < 6; ++k) at += k < p.part_count && of_tile >= p.parts[k].tile_begin;
-    const int out_row = (of_tile - p.parts[at].tile_begin) * kGemmRowTile + row;
-    if (out_row < p.parts[at].rows) store(p.parts[at], first_token + token, out_row, sum);
-  }
-  if (cluster > 1) cluster_sync();  // others may still read this block's sums
+  finish<kTiles>(p, place, acc, sums, kTokens * kSumPitch);
 }
 
 template <class Codec, bool kAlignedX>
 int launch_tiles(const Rows& rows, int token_tiles, const LaunchOptions& options, cudaStream_t stream) {
-  constexpr int kD = Codec::kDepth;
-  if constexpr (std::is_same_v<Codec, Bf16Codec<true>> && kAlignedX) {
-    const int v = getenv("K3_GEMM_VARIANT") ? atoi(getenv("K3_GEMM_VARIANT")) : 0;
-    if (token_tiles == 1) {
-      if (v == 1) return launch(rows_kernel<Codec, 1, true, 4, 3>, options, stream, rows);
-      if (v == 2) return launch(rows_kernel<Codec, 1, true, 6, 2>, options, stream, rows);
-      if (v == 3) return launch(rows_kernel<Codec, 1, true, 2, 4>, options, stream, rows);
-    } else if (token_tiles == 2) {
-      if (v == 1) return launch(rows_kernel<Codec, 2, true, 3, 2>, options, stream, rows);
-      if (v == 2) return launch(rows_kernel<Codec, 2, true, 2, 3>, options, stream, rows);
-      if (v == 3) return launch(rows_kernel<Codec, 2, true, 6, 1>, options, stream, rows);
-    } else {
-      if (v == 1) return launch(rows_kernel<Codec, 4, true, 4, 1>, options, stream, rows);
-      if (v == 2) return launch(rows_kernel<Codec, 4, true, 3, 2>, options, stream, rows);
-      if (v == 3) return launch(rows_kernel<Codec, 4, true, 1, 3>, options, stream, rows);
-    }
-  }
   switch (token_tiles) {
-    case 1: return launch(rows_kernel<Codec, 1, kAlignedX, kD, 2>, options, stream, rows);
-    case 2: return launch(rows_kernel<Codec, 2, kAlignedX, kD, 2>, options, stream, rows);
+    case 1: return launch(rows_kernel<Codec, 1, kAlignedX, Codec::kDepth, 2>, options, stream, rows);
+    case 2: return launch(rows_kernel<Codec, 2, kAlignedX, Codec::kDepth, 2>, options, stream, rows);
     default: return launch(rows_kernel<Codec, 4, kAlignedX, 2, 2>, options, stream, rows);
   }
 }
