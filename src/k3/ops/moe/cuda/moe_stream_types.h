@@ -75,10 +75,64 @@ struct MoeExpertsCuda {
   const float* factors = nullptr;  // mxfp4: [experts, 4]: of w1, w2, w3, unused
 };
 
+// ---- moe_stream_cuda.h ----
+
+struct MoeGlu {
+  bool situ = false;         // else SwiGLU
+  float beta = 1;            // situ
+  float linear_beta = 0;     // situ; 0: up passes through
+};
+
+struct MoeStreamCuda {
+  MoeExpertsCuda weights;
+  MoeGlu glu;
+  const void* z = nullptr;               // [tokens, R] bf16
+  const int32_t* ids = nullptr;          // [tokens, topk] global; those outside [first_expert, first_expert + experts) are left out
+  const int32_t* token_count = nullptr;  // on the device; null: `tokens`
+  int tokens = 0, topk = 1, first_expert = 0;
+  float* slot_out = nullptr;  // [tokens * topk, R]
+  void* workspace = nullptr;
+};
+
+struct MoeCombineCuda {
+  const float* slot_out = nullptr;
+  const int32_t* ids = nullptr;
+  const float* weights = nullptr;        // [tokens, topk]
+  const int32_t* token_count = nullptr;  // as above; rows beyond it are not written
+  int tokens = 0, topk = 1, width = 0, experts = 0, first_expert = 0;
+  void* out = nullptr;                // [tokens, R] bf16; may be null
+  float* out_f32 = nullptr;           // the sum before its rounding, for partial sums; may be null
+  const void* norm_weight = nullptr;  // bf16 [R]: out = norm of the rounded sum; null: the rounded sum
+  float eps = 1e-5F;
+};
+
+// How one call runs. tile: token columns of a product; in_order: no plan, the tokens themselves are the columns.
+struct MoeStreamConfig {
+  int tile = 8, warps = 16, stages = 4, grid = 1;
+  bool in_order = false;
+  int max_tiles = 0;  // of one block
+  int shared_gate = 0, shared_down = 0;
+};
+
+// One pass over all tiles: z to activation (gate) or activation to slot_out (down).
+struct MoeStreamPass {
+  const void* packed;
+  const float* factors;
+  const void* in;  // bf16 [tokens or slots, columns]
+  void* out;
+  const int32_t *ids, *token_count, *row_slot, *tile_count;
+  const MoeTile* tiles;
+  MoeGlu glu;
+  int columns, rows, units, chunks;  // K; F or R; of 16 packed rows; of a unit
+  int tokens, topk, first_expert, experts, max_tiles;
+};
+
 // ---- launchers (cudaError_t) ----
 
 int moe_plan_launch(const MoePlanCuda& plan, CUstream_st* stream);
 int moe_pack_launch(const MoePack& pack, CUstream_st* stream);
+int moe_stream_launch(MoeWeights kind, bool gate, const MoeStreamConfig& config, const MoeStreamPass& pass, CUstream_st* stream);
+int moe_combine_launch(const MoeCombineCuda& combine, CUstream_st* stream);
 int moe_unpack_launch(MoeWeights kind, const void* packed, bool w13, int rows, int cols, void* out, CUstream_st* stream);
 
 }  // namespace k3::ops::cuda
