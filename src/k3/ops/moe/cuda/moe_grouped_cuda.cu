@@ -2,6 +2,7 @@
 #include <cuda_bf16.h>
 
 #include "k3/ops/cuda/launch.cuh"
+#include "k3/ops/cuda/ptx.cuh"
 #include "k3/ops/moe/cuda/moe_grouped_types.h"
 
 namespace k3::ops::cuda {
@@ -55,6 +56,54 @@ __global__ void permute(const MoeGroupedPermute p) {
   for (int i = 0; i < 4; ++i) to[i] = {in[0][i], in[1][i], in[2][i], in[3][i]};
 }
 
+// A block a token, 8 columns a thread.
+__global__ void combine(const MoeGroupedCombine p) {
+  __shared__ float warp_squares[32];
+  const int token = static_cast<int>(blockIdx.x), column = static_cast<int>(threadIdx.x) * 8;
+  if (p.token_count != nullptr && token >= *p.token_count) return;
+  const bool mine = column < p.width;
+  float sum[8] = {};
+  for (int j = 0; j < p.topk; ++j) {
+    const int slot = token * p.topk + j, row = p.slot_row[slot];
+    if (row < 0 || !mine) continue;
+    const float weight = p.weights[slot];
+    const uint4 v = *reinterpret_cast<const uint4*>(static_cast<const __nv_bfloat16*>(p.rows) + static_cast<int64_t>(row) * p.width + column);
+    const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      sum[2 * i] = fmaf(weight, low_bf16(words[i]), sum[2 * i]);
+      sum[2 * i + 1] = fmaf(weight, high_bf16(words[i]), sum[2 * i + 1]);
+    }
+  }
+  const int64_t at = static_cast<int64_t>(token) * p.width + column;
+  if (p.out_f32 != nullptr && mine) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) p.out_f32[at + i] = sum[i];
+  }
+  if (p.out == nullptr) return;
+  uint4 rounded = {pack_bf16(sum[0], sum[1]), pack_bf16(sum[2], sum[3]), pack_bf16(sum[4], sum[5]), pack_bf16(sum[6], sum[7])};
+  if (p.norm_weight != nullptr) {
+    uint32_t words[4] = {rounded.x, rounded.y, rounded.z, rounded.w};
+    float squares = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) squares += low_bf16(words[i]) * low_bf16(words[i]) + high_bf16(words[i]) * high_bf16(words[i]);
+    squares = warp_sum(squares);
+    if (threadIdx.x % 32 == 0) warp_squares[threadIdx.x / 32] = squares;
+    __syncthreads();
+    float total = 0;
+    for (unsigned w = 0; w < blockDim.x / 32; ++w) total += warp_squares[w];
+    const float scale = rsqrtf(total / static_cast<float>(p.width) + p.eps);
+    if (mine) {
+      const uint4 gain = *reinterpret_cast<const uint4*>(static_cast<const __nv_bfloat16*>(p.norm_weight) + column);
+      const uint32_t gains[4] = {gain.x, gain.y, gain.z, gain.w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) words[i] = pack_bf16(low_bf16(words[i]) * scale * low_bf16(gains[i]), high_bf16(words[i]) * scale * high_bf16(gains[i]));
+    }
+    rounded = {words[0], words[1], words[2], words[3]};
+  }
+  if (mine) *reinterpret_cast<uint4*>(static_cast<__nv_bfloat16*>(p.out) + at) = rounded;
+}
+
 }  // namespace
 
 int moe_grouped_tiles_launch(const MoeGroupedTiles& tiles, cudaStream_t stream) {
@@ -65,6 +114,11 @@ int moe_grouped_permute_launch(const MoeGroupedPermute& p, cudaStream_t stream) 
   const int64_t threads = static_cast<int64_t>(p.tokens) * ((p.width + 31) / 32);
   if (threads == 0) return 0;
   return launch(permute, {.grid = static_cast<unsigned>((threads + 255) / 256), .block = 256}, stream, p);
+}
+
+int moe_grouped_combine_launch(const MoeGroupedCombine& p, cudaStream_t stream) {
+  const int threads = (p.width / 8 + 31) / 32 * 32;
+  return launch(combine, {.grid = static_cast<unsigned>(p.tokens), .block = static_cast<unsigned>(threads)}, stream, p);
 }
 
 }  // namespace k3::ops::cuda

@@ -60,9 +60,22 @@ struct MoeGroupedGemm {
   MoeGroupedGlu glu;
 };
 
+struct MoeGroupedCombine {
+  const void* rows = nullptr;
+  const int32_t* slot_row = nullptr;
+  const int32_t* token_count = nullptr;
+  int tokens = 0, topk = 1, width = 0;
+  const float* weights = nullptr;
+  void* out = nullptr;
+  float* out_f32 = nullptr;
+  const void* norm_weight = nullptr;
+  float eps = 0;
+};
+
 // blocks: of the persistent grid. down: second product (rows of w2, no activation).
 int moe_grouped_tiles_launch(const MoeGroupedTiles& tiles, CUstream_st* stream);
 int moe_grouped_permute_launch(const MoeGroupedPermute& permute, CUstream_st* stream);
+int moe_grouped_combine_launch(const MoeGroupedCombine& combine, CUstream_st* stream);
 int moe_grouped_bf16_launch(const MoeGroupedGemm& gemm, bool down, int blocks, CUstream_st* stream);
 int moe_grouped_mxfp4_launch(const MoeGroupedGemm& gemm, bool down, int blocks, CUstream_st* stream);
 
