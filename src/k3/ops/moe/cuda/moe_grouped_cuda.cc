@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 
 #include "k3/base/check.h"
 #include "k3/ops/moe/cuda/moe_plan_cuda.h"
@@ -138,6 +139,7 @@ CudaStatus moe_grouped_products_cuda(const MoeGroupedCuda& a, Stream stream) {
   up.tiles = at.tiles;
   up.header = at.header;
   up.glu = glu_of(a.glu);
+  if (const char* t = std::getenv("MG_TUNE")) up.tune = std::atoi(t);
   if (const int code = run(up, false, blocks, stream); code != 0) return {code};
 
   MoeGroupedGemm down = up;

@@ -10,7 +10,8 @@ namespace {
 
 constexpr int kThreads = 1024;
 
-// One block; thread e has expert e. An expert's rows become tiles of nearly equal size, each a multiple of 8 but the last.
+// One block; thread e has expert e. An expert's rows become tiles of nearly equal size, each a multiple of 8
+// but the last; `reserved`: its number among them, and 65,536 times how many they are.
 __global__ void __launch_bounds__(kThreads) tiles_of(const MoeGroupedTiles p) {
   __shared__ int warp_total[kThreads / 32];
   const int e = static_cast<int>(threadIdx.x), lane = e % 32, warp = e / 32;
@@ -33,7 +34,7 @@ __global__ void __launch_bounds__(kThreads) tiles_of(const MoeGroupedTiles p) {
   const int each = ((rows + count - 1) / count + 7) / 8 * 8;
   for (int i = 0; i < count; ++i) {
     const int from = i * each;
-    p.tiles[first + i] = {e, begin + from, max(0, min(each, rows - from)), 0};
+    p.tiles[first + i] = {e, begin + from, min(each, rows - from), i | count << 16};
   }
 }
 

@@ -77,7 +77,7 @@ __device__ __forceinline__ void store_shared_4(uint32_t at, uint32_t v) { asm vo
 __device__ __forceinline__ void store_shared_16(uint32_t at, uint4 v) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};\n" ::"r"(at), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
-// Weights pass once or twice: they must not push the activations out of L2.
+// Weights that pass once must not push the activations out of L2.
 __device__ __forceinline__ void bulk_load_once(uint32_t to, const void* from, uint32_t bytes, uint32_t bar) {
   asm volatile(
       "{\n.reg .b64 policy;\ncreatepolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
@@ -105,43 +105,96 @@ __device__ __forceinline__ void stream_weights(const MoeGroupedGemm& p, int32_t*
   const int total = p.header->tiles * m_tiles, stages = (p.k + S::kColumns - 1) / S::kColumns;
   Ring<kSlots> slots;
   Ring<S::kAStages> a;
-  int next = lane == 0 ? atomicAdd(counter, 1) : 0;
-  for (;;) {
-    const int at = __shfl_sync(0xFFFFFFFFU, next, 0), m_tile = at % m_tiles;
-    const bool more = at < total;
-    const MoeTile tile = more ? p.tiles[at / m_tiles] : MoeTile{0, 0, -1, 0};
+  struct Piece {
+    Work work;
+    bool once;  // no other tile takes these weights
+  };
+  const auto announce = [&](int at) {
+    Piece piece{{0, 0, 0, -1}, true};
+    if (at < total) {
+      // Work lies in the order expert, weight rows, row tile: those who share weights run side by side.
+      const int near = at / m_tiles;
+      MoeTile tile = p.tiles[near];
+      const int count = tile.reserved >> 16, first = near - (tile.reserved & 0xFFFF), local = at - first * m_tiles;
+      if (count > 1) tile = p.tiles[first + local % count];
+      piece = {{local / count, tile.expert, tile.row, tile.rows}, count == 1};
+    }
     if (lane == 0) {
       const auto slot = static_cast<uint32_t>(slots.stage);
       mbar_wait(base + L::kSlotEmpty + 8 * slot, slots.phase ^ 1);
-      store_shared_16(base + L::kInfo + 16 * slot, {static_cast<uint32_t>(m_tile), static_cast<uint32_t>(tile.expert),
-                                                    static_cast<uint32_t>(tile.row), static_cast<uint32_t>(tile.rows)});
+      store_shared_16(base + L::kInfo + 16 * slot, {static_cast<uint32_t>(piece.work.m_tile), static_cast<uint32_t>(piece.work.expert),
+                                                    static_cast<uint32_t>(piece.work.row), static_cast<uint32_t>(piece.work.rows)});
       mbar_arrive(base + L::kSlotFull + 8 * slot);
     }
     slots.next();
-    if (!more) return;
-    if (lane == 0) next = atomicAdd(counter, 1);
-    const int first = m_tile * kMoeGroupedUnits, live = min(kMoeGroupedUnits, p.units - first);
-    const uint8_t* from = p.weights + tile.expert * p.expert_bytes + (first + lane) * p.unit_bytes;
+    return piece;
+  };
+  const auto take = [&] { return lane == 0 ? atomicAdd(counter, 1) : 0; };
+  int next = take();
+  Piece piece = announce(__shfl_sync(0xFFFFFFFFU, next, 0));
+  next = take();
+  while (piece.work.rows >= 0) {
+    const Piece after = announce(__shfl_sync(0xFFFFFFFFU, next, 0));
+    if (after.work.rows >= 0) next = take();
+    const int first = piece.work.m_tile * kMoeGroupedUnits, live = min(kMoeGroupedUnits, p.units - first);
+    const uint8_t* from = p.weights + piece.work.expert * p.expert_bytes + (first + lane) * p.unit_bytes;
     for (int s = 0; s < stages; ++s, a.next(), from += S::kUnit) {
       const uint32_t full = base + L::kAFull + 8 * static_cast<uint32_t>(a.stage);
+      const uint32_t to = base + static_cast<uint32_t>(a.stage * L::kABytes + lane * S::kUnit);
       mbar_wait(base + L::kAEmpty + 8 * static_cast<uint32_t>(a.stage), a.phase ^ 1);
       if (lane == 0) mbar_expect(full, static_cast<uint32_t>(live * S::kUnit));
       __syncwarp();
-      if (lane < live) bulk_load_once(base + static_cast<uint32_t>(a.stage * L::kABytes + lane * S::kUnit), from, S::kUnit, full);
+      if (lane >= live) continue;
+      if (piece.once) {
+        bulk_load_once(to, from, S::kUnit, full);
+      } else {
+        bulk_load(to, from, S::kUnit, full);
+      }
     }
+    piece = after;
   }
 }
+
+// Rows of the stages that were issued kLag ago are there: they become visible to wgmma and their stage is full. The fence stands here and
+// not with the consumers because it waits for all memory operations of its thread.
+template <bool kMx>
+struct Arrivals {
+  static constexpr int kLag = 3;
+  uint32_t base;
+  Ring<Shape<kMx>::kBStages> done;
+  int open = 0;
+  __device__ __forceinline__ void arrive() {
+    mbar_arrive(base + Layout<kMx>::kBFull + 8 * static_cast<uint32_t>(done.stage));
+    done.next();
+  }
+  __device__ __forceinline__ void issued() {
+    cp_async_commit();
+    if (++open <= kLag) return;
+    cp_async_wait<kLag>();
+    fence_async_proxy();
+    arrive();
+    --open;
+  }
+  __device__ __forceinline__ void drain() {
+    cp_async_wait<0>();
+    fence_async_proxy();
+    for (; open > 0; --open) arrive();
+  }
+};
 
 template <bool kMx>
 __device__ __forceinline__ void gather_rows(const MoeGroupedGemm& p, uint32_t base) {
   using L = Layout<kMx>;
+  using S = Shape<kMx>;
+  static_assert(Arrivals<kMx>::kLag + 2 <= S::kBStages);  // a stage is given back while the next but one is read
   const int thread = static_cast<int>(threadIdx.x) - 32, r = thread / 8, c = thread % 8;
   const int steps = (p.k + 63) / 64;
   Ring<kSlots> slots;
-  Ring<Shape<kMx>::kBStages> b;
+  Ring<S::kBStages> b;
+  Arrivals<kMx> arrivals{base, {}};
   for (;;) {
     const Work work = take_work(base + L::kInfo, base + L::kSlotFull, base + L::kSlotEmpty, slots);
-    if (work.rows < 0) return;
+    if (work.rows < 0) break;
     uint32_t from[kGatherPasses];
 #pragma unroll
     for (int i = 0; i < kGatherPasses; ++i) {
@@ -162,9 +215,13 @@ __device__ __forceinline__ void gather_rows(const MoeGroupedGemm& p, uint32_t ba
         const uint32_t at = to + static_cast<uint32_t>(i * kGatherRows * 128) + (i % 2 == 0 ? place : place ^ 64U);
         if (row < work.rows) cp_async<16>(at, p.x + (static_cast<uint64_t>(from[i]) + (take ? static_cast<uint32_t>(s) * 8U : 0U)) * 16, take);
       }
-      cp_async_mbar_arrive(base + L::kBFull + 8 * static_cast<uint32_t>(b.stage));
+      arrivals.issued();
     }
+    // The next tile is announced before the weights of this one are streamed, so that rows of this one may stay open meanwhile; unless
+    // they are rows of even earlier tiles.
+    if (steps <= Arrivals<kMx>::kLag) arrivals.drain();
   }
+  arrivals.drain();
 }
 
 __device__ __forceinline__ float glu_value(const MoeGroupedGlu& glu, float g, float u) {
@@ -187,6 +244,7 @@ struct Consumer {
   int group, warp, lane;  // group: 0, 1
   Ring<Shape<kMx>::kAStages> a;
   Ring<Shape<kMx>::kBStages> b;
+  bool lead = false;  // the other group waits for this one's first steps
 };
 
 // The registers of wgmma: one set for every number of rows.
@@ -356,10 +414,7 @@ __device__ __forceinline__ void tile(const MoeGroupedGemm& p, Consumer<kMx>& me,
           a[q][j][m][2] = half[0][2 * m + 1], a[q][j][m][3] = half[1][2 * m + 1];
         }
       }
-      if (q == 0) {
-        mbar_wait(b_full, me.b.phase);
-        fence_async_proxy();  // the rows were written by cp.async
-      }
+      if (q == 0) mbar_wait(b_full, me.b.phase);
       products(o, q, rows, eights);
       if (q == 0 && s > 0) {
         __syncwarp();
@@ -370,6 +425,10 @@ __device__ __forceinline__ void tile(const MoeGroupedGemm& p, Consumer<kMx>& me,
       __syncwarp();
       if (me.lane == 0) mbar_arrive(me.base + L::kAEmpty + 8 * static_cast<uint32_t>(me.a.stage));
       me.a.next();
+    }
+    if (me.lead && (s == 2 || s == steps - 1)) {
+      named_barrier_arrive(3, 256);
+      me.lead = false;
     }
     used = me.base + L::kBEmpty + 8 * static_cast<uint32_t>(me.b.stage);
     me.b.next();
@@ -389,11 +448,18 @@ __device__ __forceinline__ void consume(const MoeGroupedGemm& p, uint32_t base) 
   using L = Layout<kMx>;
   const int thread = static_cast<int>(threadIdx.x) - 128;
   Consumer<kMx> me{base, thread / 128, thread / 32 % 4, thread % 32, {}, {}};
+  const bool stagger = (p.tune & 1) != 0;
+  me.lead = stagger && me.group == 0;
+  bool follow = stagger && me.group == 1;
   Ring<kSlots> slots;
   Operands o;
   for (;;) {
     const Work work = take_work(base + L::kInfo, base + L::kSlotFull, base + L::kSlotEmpty, slots);
     if (work.rows < 0) return;
+    if (follow) {
+      named_barrier(3, 256);
+      follow = false;
+    }
     tile<kMx, kDown>(p, me, work, o);
   }
 }

@@ -58,6 +58,7 @@ struct MoeGroupedGemm {
   const MoeTile* tiles = nullptr;
   MoeGroupedHeader* header = nullptr;
   MoeGroupedGlu glu;
+  int tune = 0;
 };
 
 struct MoeGroupedCombine {
