@@ -1,0 +1,125 @@
+// The row tiles of grouped products, and activations in the column order of the packed weights.
+#include <cuda_bf16.h>
+
+#include "k3/ops/cuda/launch.cuh"
+#include "k3/ops/cuda/ptx.cuh"
+#include "k3/ops/moe/cuda/moe_grouped_types.h"
+
+namespace k3::ops::cuda {
+namespace {
+
+constexpr int kThreads = 1024;
+
+// One block; thread e has expert e. An expert's rows become tiles of nearly equal size, each a multiple of 8
+// but the last; `reserved`: its number among them, and 65,536 times how many they are.
+__global__ void __launch_bounds__(kThreads) tiles_of(const MoeGroupedTiles p) {
+  __shared__ int warp_total[kThreads / 32];
+  const int e = static_cast<int>(threadIdx.x), lane = e % 32, warp = e / 32;
+  const int begin = e < p.experts ? p.offsets[e] : 0, rows = e < p.experts ? p.offsets[e + 1] - begin : 0;
+  const int count = (rows + kMoeGroupedRows - 1) / kMoeGroupedRows;
+  int sum = count;  // inclusive over the warp
+  for (int i = 1; i < 32; i *= 2) {
+    const int below = __shfl_up_sync(0xFFFFFFFFU, sum, i);
+    if (lane >= i) sum += below;
+  }
+  if (lane == 31) warp_total[warp] = sum;
+  __syncthreads();
+  int first = sum - count, total = 0;
+  for (int w = 0; w < kThreads / 32; ++w) {
+    if (w < warp) first += warp_total[w];
+    total += warp_total[w];
+  }
+  if (e == 0) *p.header = {total, {0, 0}, {}};
+  if (count == 0) return;
+  const int each = ((rows + count - 1) / count + 7) / 8 * 8;
+  for (int i = 0; i < count; ++i) {
+    const int from = i * each;
+    p.tiles[first + i] = {e, begin + from, min(each, rows - from), i | count << 16};
+  }
+}
+
+// A thread a group of 32 columns: column 8 t + 4 p + 2 h + i goes to 16 p + 8 h + 2 t + i.
+__global__ void permute(const MoeGroupedPermute p) {
+  const int groups = (p.width + 31) / 32;
+  const int64_t at = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (at >= static_cast<int64_t>(p.tokens) * groups) return;
+  const int64_t row = at / groups;
+  const int group = static_cast<int>(at % groups);
+  const uint4* from = reinterpret_cast<const uint4*>(static_cast<const __nv_bfloat16*>(p.z) + row * p.z_stride + group * 32);
+  uint4* to = static_cast<uint4*>(p.out) + at * 4;
+  uint32_t in[4][4];  // [t][2 p + h]
+#pragma unroll
+  for (int t = 0; t < 4; ++t) {
+    const uint4 v = group * 32 + 8 * t < p.width ? from[t] : uint4{};
+    in[t][0] = v.x, in[t][1] = v.y, in[t][2] = v.z, in[t][3] = v.w;
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) to[i] = {in[0][i], in[1][i], in[2][i], in[3][i]};
+}
+
+// A block a token, 8 columns a thread.
+__global__ void combine(const MoeGroupedCombine p) {
+  __shared__ float warp_squares[32];
+  const int token = static_cast<int>(blockIdx.x), column = static_cast<int>(threadIdx.x) * 8;
+  if (p.token_count != nullptr && token >= *p.token_count) return;
+  const bool mine = column < p.width;
+  float sum[8] = {};
+  for (int j = 0; j < p.topk; ++j) {
+    const int slot = token * p.topk + j, row = p.slot_row[slot];
+    if (row < 0 || !mine) continue;
+    const float weight = p.weights[slot];
+    const uint4 v = *reinterpret_cast<const uint4*>(static_cast<const __nv_bfloat16*>(p.rows) + static_cast<int64_t>(row) * p.width + column);
+    const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      sum[2 * i] = fmaf(weight, low_bf16(words[i]), sum[2 * i]);
+      sum[2 * i + 1] = fmaf(weight, high_bf16(words[i]), sum[2 * i + 1]);
+    }
+  }
+  const int64_t at = static_cast<int64_t>(token) * p.width + column;
+  if (p.out_f32 != nullptr && mine) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) p.out_f32[at + i] = sum[i];
+  }
+  if (p.out == nullptr) return;
+  uint4 rounded = {pack_bf16(sum[0], sum[1]), pack_bf16(sum[2], sum[3]), pack_bf16(sum[4], sum[5]), pack_bf16(sum[6], sum[7])};
+  if (p.norm_weight != nullptr) {
+    uint32_t words[4] = {rounded.x, rounded.y, rounded.z, rounded.w};
+    float squares = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) squares += low_bf16(words[i]) * low_bf16(words[i]) + high_bf16(words[i]) * high_bf16(words[i]);
+    squares = warp_sum(squares);
+    if (threadIdx.x % 32 == 0) warp_squares[threadIdx.x / 32] = squares;
+    __syncthreads();
+    float total = 0;
+    for (unsigned w = 0; w < blockDim.x / 32; ++w) total += warp_squares[w];
+    const float scale = rsqrtf(total / static_cast<float>(p.width) + p.eps);
+    if (mine) {
+      const uint4 gain = *reinterpret_cast<const uint4*>(static_cast<const __nv_bfloat16*>(p.norm_weight) + column);
+      const uint32_t gains[4] = {gain.x, gain.y, gain.z, gain.w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) words[i] = pack_bf16(low_bf16(words[i]) * scale * low_bf16(gains[i]), high_bf16(words[i]) * scale * high_bf16(gains[i]));
+    }
+    rounded = {words[0], words[1], words[2], words[3]};
+  }
+  if (mine) *reinterpret_cast<uint4*>(static_cast<__nv_bfloat16*>(p.out) + at) = rounded;
+}
+
+}  // namespace
+
+int moe_grouped_tiles_launch(const MoeGroupedTiles& tiles, cudaStream_t stream) {
+  return launch(tiles_of, {.grid = 1, .block = kThreads}, stream, tiles);
+}
+
+int moe_grouped_permute_launch(const MoeGroupedPermute& p, cudaStream_t stream) {
+  const int64_t threads = static_cast<int64_t>(p.tokens) * ((p.width + 31) / 32);
+  if (threads == 0) return 0;
+  return launch(permute, {.grid = static_cast<unsigned>((threads + 255) / 256), .block = 256}, stream, p);
+}
+
+int moe_grouped_combine_launch(const MoeGroupedCombine& p, cudaStream_t stream) {
+  const int threads = (p.width / 8 + 31) / 32 * 32;
+  return launch(combine, {.grid = static_cast<unsigned>(p.tokens), .block = static_cast<unsigned>(threads)}, stream, p);
+}
+
+}  // namespace k3::ops::cuda

@@ -1,0 +1,83 @@
+// Internal to ops/moe: parameters of the grouped products, free of everything that .cu files cannot take.
+#pragma once
+
+#include <cstdint>
+
+#include "k3/ops/moe/cuda/moe_stream_types.h"
+
+namespace k3::ops::cuda {
+
+constexpr int kMoeGroupedRows = 128;  // rows of a tile at most: the N side of wgmma
+constexpr int kMoeGroupedUnits = 16;  // units of 16 weight rows of a block: the M side, 256
+
+// At the start of the workspace; written by moe_grouped_tiles.
+struct MoeGroupedHeader {
+  int32_t tiles;       // row tiles
+  int32_t next[2];     // next piece of work of the first and of the second product
+  int32_t reserved[13];
+};
+
+struct MoeGroupedTiles {
+  const int32_t* offsets = nullptr;  // [experts + 1]
+  int experts = 0;
+  MoeGroupedHeader* header = nullptr;
+  MoeTile* tiles = nullptr;
+};
+
+// Columns in the order in which the weights of moe_stream_pack.h are multiplied, and zeros up to a multiple of 32.
+struct MoeGroupedPermute {
+  const void* z = nullptr;
+  int64_t z_stride = 0;  // elements
+  int tokens = 0, width = 0;
+  void* out = nullptr;  // [tokens, width rounded up to 32]
+};
+
+// How gate and up become one value; all factors are folded in on the host.
+struct MoeGroupedGlu {
+  int kind = 0;                // 0: silu; 1: situ; 2: situ with b1 = 4
+  float scale = 1;             // b1 * b2
+  float gate_exp = 0;          // -2 log2(e) / b1
+  float up_exp = 0;            // -2 log2(e) / b2; 0: up passes through
+};
+
+// out[row, :] = act(weights of the row's expert x[source of row, :]).
+struct MoeGroupedGemm {
+  const uint8_t* weights = nullptr;
+  int64_t expert_bytes = 0, unit_bytes = 0;
+  int units = 0;                     // of an expert
+  const float* factors = nullptr;    // [experts, 4] or null
+  const uint8_t* x = nullptr;        // bf16 rows in the permuted order
+  int x_stride = 0;                  // in units of 16 bytes
+  const int32_t* row_slot = nullptr; // source of a row: row_slot[row] / topk; null: the row itself
+  int topk = 1;
+  int k = 0;                         // columns of x, a multiple of 32
+  void* out = nullptr;               // bf16
+  int64_t out_stride = 0;            // elements
+  int out_columns = 0;               // stored; the first product: a multiple of 32, zeros from `hidden` on
+  int hidden = 0;                    // the first product: F
+  const MoeTile* tiles = nullptr;
+  MoeGroupedHeader* header = nullptr;
+  MoeGroupedGlu glu;
+  int tune = 0;
+};
+
+struct MoeGroupedCombine {
+  const void* rows = nullptr;
+  const int32_t* slot_row = nullptr;
+  const int32_t* token_count = nullptr;
+  int tokens = 0, topk = 1, width = 0;
+  const float* weights = nullptr;
+  void* out = nullptr;
+  float* out_f32 = nullptr;
+  const void* norm_weight = nullptr;
+  float eps = 0;
+};
+
+// blocks: of the persistent grid. down: second product (rows of w2, no activation).
+int moe_grouped_tiles_launch(const MoeGroupedTiles& tiles, CUstream_st* stream);
+int moe_grouped_permute_launch(const MoeGroupedPermute& permute, CUstream_st* stream);
+int moe_grouped_combine_launch(const MoeGroupedCombine& combine, CUstream_st* stream);
+int moe_grouped_bf16_launch(const MoeGroupedGemm& gemm, bool down, int blocks, CUstream_st* stream);
+int moe_grouped_mxfp4_launch(const MoeGroupedGemm& gemm, bool down, int blocks, CUstream_st* stream);
+
+}  // namespace k3::ops::cuda
