@@ -18,7 +18,8 @@ struct LatentPages {
 struct LatentAppend {
   const void* kv = nullptr;  // [T, 576]
   int64_t kv_stride = 0;
-  const void* norm_weight = nullptr;  // [512]
+  const void* norm_weight = nullptr;  // [512] BF16, or FP32
+  bool norm_f32 = false;
   float eps = 0;
   int64_t tokens = 0, batch = 0;
   const int32_t* offsets = nullptr;  // [B + 1] device; rows from offsets[B] on are padding

@@ -28,6 +28,22 @@ __device__ __nv_bfloat16* page_row(const LatentPages& pages, int request, int po
   return static_cast<__nv_bfloat16*>(pages.base) + page * pages.page_stride + position % page_tokens * pages.row_stride;
 }
 
+// Eight neighbours of the norm's weight.
+__device__ __forceinline__ void norm_weights(const LatentAppend& p, int at, float (&weight)[8]) {
+  if (p.norm_f32) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float4 four = static_cast<const float4*>(p.norm_weight)[2 * at + half];
+      weight[4 * half] = four.x, weight[4 * half + 1] = four.y, weight[4 * half + 2] = four.z, weight[4 * half + 3] = four.w;
+    }
+    return;
+  }
+  const uint4 eight = static_cast<const uint4*>(p.norm_weight)[at];
+  const uint32_t words[4] = {eight.x, eight.y, eight.z, eight.w};
+#pragma unroll
+  for (int j = 0; j < 4; ++j) weight[2 * j] = low_bf16(words[j]), weight[2 * j + 1] = high_bf16(words[j]);
+}
+
 __global__ void __launch_bounds__(32 * kWarps) append(const LatentAppend p) {
   const int row = static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   if (row >= p.tokens) return;
@@ -53,12 +69,12 @@ __global__ void __launch_bounds__(32 * kWarps) append(const LatentAppend p) {
   const float factor = 1 / sqrtf(warp_sum(sum) / kLatent + p.eps);
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const uint4 weight = static_cast<const uint4*>(p.norm_weight)[32 * i + lane];
-    const uint32_t words[4] = {weight.x, weight.y, weight.z, weight.w};
+    float weight[8];
+    norm_weights(p, 32 * i + lane, weight);
     uint32_t packed[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      packed[j] = pack_bf16(x[8 * i + 2 * j] * factor * low_bf16(words[j]), x[8 * i + 2 * j + 1] * factor * high_bf16(words[j]));
+      packed[j] = pack_bf16(x[8 * i + 2 * j] * factor * weight[2 * j], x[8 * i + 2 * j + 1] * factor * weight[2 * j + 1]);
     }
     reinterpret_cast<uint4*>(out)[32 * i + lane] = {packed[0], packed[1], packed[2], packed[3]};
   }

@@ -1,0 +1,129 @@
+// MLA on a GPU: absorbed over the pages for steps of few tokens a sequence, expanded keys and values for longer ones.
+#include "k3/ops/cuda/dispatch.h"
+#include "k3/ops/cuda/op_state.h"
+#include "k3/ops/gemm/cuda/gemm_cuda.h"
+#include "k3/ops/mla/cuda/mla_cuda.h"
+#include "k3/ops/mla/mla.h"
+
+namespace k3::ops::cuda {
+namespace {
+
+constexpr int64_t kAbsorbedTokens = 8;  // most query tokens of a sequence in the absorbed kernel
+constexpr int64_t kLatent = 512, kWidth = 576, kValue = 128;
+
+LatentPages pages_of(const PagedTable& table) {
+  K3_CHECK(table.dtype == DType::bf16 && table.width == kWidth, "latents of width {} and dtype {} on a GPU", table.width,
+           dtype_name(table.dtype));
+  return {.base = table.base,
+          .page_stride = table.page_stride,
+          .row_stride = table.row_stride,
+          .pages = table.pages,
+          .page_tokens = table.page_tokens,
+          .table = table.tables,
+          .table_stride = table.table_stride};
+}
+
+void absorbed(const Ctx& ctx, const ops::MlaArgs& args) {
+  const Workspace::Scope scope(*ctx.workspace);
+  const int64_t tokens = args.q.dim(0), heads = args.q.dim(1);
+  const Tensor query = ctx.workspace->tensor({tokens, heads, kWidth}, DType::bf16);
+  const Tensor ol = ctx.workspace->tensor({tokens, heads, kLatent}, DType::bf16);
+  MlaAbsorb a;
+  a.q = args.q.data;
+  a.q_stride = args.q.stride(0);
+  a.kv_b = args.kv_b.data;
+  a.query = query.data;
+  a.tokens = tokens;
+  a.heads = heads;
+  ctx.gpu->note(mla_absorb_cuda(a, ctx.stream), "mla absorb");
+  MlaDecode d;
+  d.query = query.data;
+  d.lengths = ctx.step->lengths;
+  d.offsets = ctx.step->offsets;
+  d.batch = ctx.step->sequences;
+  d.heads = heads;
+  d.max_query_tokens = ctx.step->longest;
+  d.query_tokens = tokens;
+  d.pages = pages_of(args.table);
+  d.ol = ol.data;
+  d.workspace = ctx.workspace->bytes(mla_decode_workspace_bytes(mla_decode_config(d.batch, heads, d.max_query_tokens, device_info())));
+  ctx.gpu->note(mla_decode_cuda(d, ctx.stream), "mla decode");
+  MlaValues v;
+  v.ol = ol.data;
+  v.kv_b = args.kv_b.data;
+  v.out = args.out.data;
+  v.out_stride = args.out.stride(0);
+  v.tokens = tokens;
+  v.heads = heads;
+  ctx.gpu->note(mla_values_cuda(v, ctx.stream), "mla values");
+}
+
+void expanded(const Ctx& ctx, const ops::MlaArgs& args) {
+  const Workspace::Scope scope(*ctx.workspace);
+  const int64_t tokens = args.q.dim(0), heads = args.q.dim(1), keys = ctx.step->keys;
+  const Tensor rows = ctx.workspace->tensor({keys, kWidth}, DType::bf16);
+  const Tensor both = ctx.workspace->tensor({keys, heads * 2 * kValue}, DType::bf16);
+  LatentGather g;
+  g.out = rows.data;
+  g.out_stride = kWidth;
+  g.tokens = keys;
+  g.batch = ctx.step->sequences;
+  g.offsets = ctx.step->key_offsets;
+  g.pages = pages_of(args.table);
+  ctx.gpu->note(latent_gather_cuda(g, ctx.stream), "mla gather");
+  GemmArgs e;
+  e.x = rows.data;
+  e.tokens = keys;
+  e.in = kLatent;
+  e.x_stride = kWidth;
+  e.part_count = 1;
+  e.parts[0] = {.w = args.kv_b, .y = both.data, .y_stride = both.stride(0)};
+  ctx.gpu->note(gemm_cuda(e, ctx.gpu->plans(), ctx.stream), "mla expand");
+  MlaPrefill p;
+  p.q = args.q.data;
+  p.q_stride = args.q.stride(0);
+  p.expanded = both.data;
+  p.expanded_stride = both.stride(0);
+  p.shared_keys = rows.columns(kLatent, kWidth).data;
+  p.shared_stride = kWidth;
+  p.query_offsets = ctx.step->offsets;
+  p.key_offsets = ctx.step->key_offsets;
+  p.batch = ctx.step->sequences;
+  p.heads = heads;
+  p.tokens = tokens;
+  p.keys = keys;
+  p.out = args.out.data;
+  p.out_stride = args.out.stride(0);
+  ctx.gpu->note(mla_prefill_cuda(p, ctx.stream), "mla prefill");
+}
+
+}  // namespace
+
+void latent_append(const Ctx& ctx, const Tensor& kv, const Tensor& norm_weight, float eps, const PagedTable& table) noexcept {
+  K3_CHECK(kv.dtype == DType::bf16 && kv.dim(1) == kWidth, "latent_append on a GPU: {} {}", dtype_name(kv.dtype), kv.shape_text());
+  if (kv.dim(0) == 0) return;
+  LatentAppend a;
+  a.kv = kv.data;
+  a.kv_stride = kv.stride(0);
+  a.norm_weight = norm_weight.data;
+  a.norm_f32 = norm_weight.dtype == DType::f32;
+  a.eps = eps;
+  a.tokens = kv.dim(0);
+  a.batch = ctx.step->sequences;
+  a.offsets = ctx.step->offsets;
+  a.history = ctx.step->history;
+  a.pages = pages_of(table);
+  ctx.gpu->note(latent_append_cuda(a, ctx.stream), "latent_append");
+}
+
+void mla(const Ctx& ctx, const ops::MlaArgs& args) noexcept {
+  K3_CHECK(args.q.dtype == DType::bf16 && args.nope == 128 && args.rope == 64 && args.value == kValue && args.rank == kLatent &&
+               args.kv_b.scheme == Scheme::bf16,
+           "mla on a GPU: q {} {}, nope {} rope {} value {} rank {}", dtype_name(args.q.dtype), args.q.shape_text(), args.nope, args.rope,
+           args.value, args.rank);
+  if (args.q.dim(0) == 0) return;
+  if (ctx.deterministic || ctx.step->longest <= kAbsorbedTokens) return absorbed(ctx, args);
+  expanded(ctx, args);
+}
+
+}  // namespace k3::ops::cuda
