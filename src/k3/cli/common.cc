@@ -57,6 +57,7 @@ void print_plan(const MemoryPlan& plan) {
 
 Result<LoadOptions> load_options(const std::string& path, const ComputeOptions& options, const RunNeeds& needs) {
   LoadOptions load;
+  K3_TRY_ASSIGN(load.device, parse_device(options.device));
   load.ram_auto = options.ram == "auto";
   if (!options.ram.empty() && !load.ram_auto) {
     K3_TRY_ASSIGN(load.ram_bytes, parse_bytes(options.ram));
@@ -108,7 +109,7 @@ Result<LoadedModel> load_model(const std::string& path, const ComputeOptions& op
   bar.reset();
   if (!model.ok()) return std::move(model).take_error();
   loaded.model = std::make_unique<Model>(*std::move(model));
-  if (!loaded.model->stream_stats()) {
+  if (!loaded.model->stream_stats() && !loaded.model->device().is_cuda()) {
     place_in_memories(loaded);
     if (!options.expert_stats.empty()) {
       note(fmt::format("k3: --expert-stats {}: every expert is in memory, so none is counted and the file stays as it is (see --ram)",

@@ -10,6 +10,7 @@ namespace k3::cli {
 
 // Options of every command that computes.
 struct ComputeOptions {
+  std::string device = "cpu";   // cpu | cuda | cuda:N
   int threads = 0;              // 0: all that the process may use
   std::string policy = "bf16";  // exact | bf16
   std::string isa = "auto";

@@ -48,6 +48,8 @@ void add_threads_and_policy(CLI::App& app, ComputeOptions& o) {
 
 void add_other_compute(CLI::App& app, ComputeOptions& o) {
   const char* group = kComputing;
+  app.add_option("--device", o.device, "Where to compute: cpu (default), cuda, or cuda:1 for the second GPU; the whole model must fit its memory")
+      ->group(group);
   app.add_option("--cpu-isa", o.isa, "Instruction set: auto, " + ops::isa_names() + " (default auto)")
       ->check(CLI::IsMember({"auto", "scalar", "avx2", "avx512", "avx512bf16", "amx"}))
       ->group(group);

@@ -64,7 +64,7 @@ class Loader {
       K3_TRY(part([&](ArenaPlan& plan) { return wire_trunk(plan, config_, l, layer); }, [&](const Mover& move) { move.layer(layer); }));
       if (config_.is_moe(l)) K3_TRY(experts(l, layer.moe));
     }
-    const auto wire = [&](ArenaPlan& plan) {
+    const auto wire = [&](ArenaPlan& plan) -> Status {
       K3_TRY(wire_tables(plan, config_, set_));
       return wire_final(plan, config_, set_);
     };

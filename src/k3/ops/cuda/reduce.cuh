@@ -66,11 +66,6 @@ __device__ __forceinline__ void cluster_send(uint32_t address, uint32_t bar, flo
 __device__ __forceinline__ void cluster_send(uint32_t address, uint32_t bar, float x, float y) {  // aligned to 8
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];\n" ::"r"(address), "f"(x), "f"(y), "r"(bar) : "memory");
 }
-__device__ __forceinline__ void cluster_store(uint32_t address, float value) {  // an address of cluster_map
-  asm volatile("st.shared::cluster.f32 [%0], %1;\n" ::"r"(address), "f"(value) : "memory");
-}
-__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;\n" ::: "memory"); }
-__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;\n" ::: "memory"); }
 
 // First statement of a kernel that may be launched as a dependent one (programmatic dependent launch).
 __device__ __forceinline__ void dependent_begin() {

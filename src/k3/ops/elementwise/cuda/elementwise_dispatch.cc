@@ -58,7 +58,8 @@ void attn_res_site(const Ctx& ctx, const ops::AttnResSite& site) noexcept {
     s.bank_out = site.bank_to.data;
     s.bank_out_stride = site.bank_to.stride(0);
   }
-  if (s.blocks > 0) s.query = site.query.f32();
+  // With one source the scores do not matter, but the kernel wants something to score with.
+  s.query = s.blocks > 0 ? site.query.f32() : site.norm.f32();
   s.norm = site.norm.data;
   s.eps = s.norm_eps = site.eps;
   s.out = site.out.data;

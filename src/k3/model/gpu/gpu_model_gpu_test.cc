@@ -1,0 +1,192 @@
+// Whole models on a GPU against the CPU in FP32 (which the golden tests hold to an independent program): one result, whatever way
+// the tokens come.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+
+#include "k3/base/file.h"
+#include "k3/base/rng.h"
+#include "k3/model/init.h"
+#include "k3/model/model.h"
+
+namespace k3 {
+namespace {
+
+constexpr double kTolerance = 3e-2;  // norm ratio of logits with BF16 activations (kernels.md 9, whole model)
+
+bool gpu_present() { return device_memory(Device{0}).ok(); }
+
+// K3's kinds of layers, MXFP4 experts, AttnRes blocks of 3, the head sizes of the released models.
+constexpr const char* kConfig = R"json({"model_type":"kimi_linear","dtype":"bfloat16","hidden_size":256,
+"num_hidden_layers":9,"vocab_size":1024,"rms_norm_eps":1e-05,"hidden_act":"situ","num_attention_heads":4,"num_key_value_heads":4,
+"q_lora_rank":96,"kv_lora_rank":512,"qk_nope_head_dim":128,"qk_rope_head_dim":64,"v_head_dim":128,"mla_use_nope":true,"num_experts":16,
+"num_experts_per_token":4,"num_shared_experts":2,"moe_intermediate_size":64,"intermediate_size":512,"routed_scaling_factor":1.0,
+"moe_renormalize":true,"moe_router_activation_func":"sigmoid","use_grouped_topk":true,"num_expert_group":1,"topk_group":1,
+"moe_layer_freq":1,"first_k_dense_replace":1,"num_nextn_predict_layers":0,"bos_token_id":0,"eos_token_id":1,
+"tie_word_embeddings":false,"linear_attn_config":{"num_heads":4,"head_dim":128,"short_conv_kernel_size":4,
+"full_attn_layers":[4,8,9],"kda_layers":[1,2,3,5,6,7],"gate_lower_bound":-5.0,"use_full_rank_gate":true},
+"activation_situ_beta":4.0,"activation_situ_linear_beta":25.0,"mla_use_output_gate":true,"routed_expert_hidden_size":128,
+"latent_moe_use_norm":true,"attn_res_block_size":3,"max_position_embeddings":65536,"initializer_range":0.06,
+"topk_method":"noaux_tc","quantization_config":{"quant_method":"compressed-tensors","format":"mxfp4-pack-quantized",
+"config_groups":{"group_0":{"format":"mxfp4-pack-quantized","targets":["Linear"],"input_activations":null,"output_activations":null,
+"weights":{"num_bits":4,"type":"float","group_size":32,"strategy":"group","symmetric":true,"dynamic":false,"scale_dtype":"torch.uint8"}}},
+"ignore":[]}})json";
+
+class GpuModel : public testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    if (!gpu_present()) GTEST_SKIP() << "no GPU";
+    folder_ = GetParam();
+    if (folder_ == "random") {
+      folder_ = testing::TempDir() + "k3_gpu_model";
+      std::filesystem::create_directories(folder_);
+      ASSERT_TRUE(write_file(folder_ + "/config.json", kConfig).ok());
+      const Config config = load_config(folder_).value();
+      ASSERT_TRUE(write_random_checkpoint(config, folder_, 3, 1, pool_, {}).ok());
+    } else {
+      folder_ = std::string(K3_SOURCE_DIR) + "/" + folder_;
+      if (!std::filesystem::exists(folder_)) GTEST_SKIP() << folder_ << " is not here";
+    }
+    cpu_ = std::make_unique<Model>(Model::load(folder_, pool_).value());
+    LoadOptions options;
+    options.device = Device{0};
+    Result<Model> gpu = Model::load(folder_, pool_, options);
+    ASSERT_TRUE(gpu.ok()) << gpu.error().message;
+    gpu_ = std::make_unique<Model>(*std::move(gpu));
+  }
+
+  std::vector<int32_t> tokens(int64_t count, uint64_t seed) const {
+    const Rng rng(seed, 5);
+    std::vector<int32_t> ids;
+    for (int64_t i = 0; i < count; ++i) {
+      ids.push_back(static_cast<int32_t>(rng.uniform(static_cast<uint64_t>(i)) * static_cast<double>(cpu_->config().vocab_size)));
+    }
+    return ids;
+  }
+
+  Runner runner(const Model& model, int64_t sequences, bool deterministic = false) {
+    RunnerOptions options;
+    options.sequences = sequences;
+    options.ctx_tokens = 1024;
+    options.policy = model.device().is_cuda() ? ops::Policy::bf16 : ops::Policy::exact;
+    options.deterministic = deterministic;
+    Result<Runner> made = Runner::create(model, pool_, options);
+    K3_CHECK(made.ok(), "{}", made.error().message);
+    return *std::move(made);
+  }
+
+  // Logits of every token, fed in pieces of these sizes, the last of which repeats.
+  std::vector<float> logits(Runner& runner, int32_t sequence, const std::vector<int32_t>& ids, const std::vector<int64_t>& pieces) {
+    std::vector<float> out;
+    size_t piece = 0;
+    for (size_t at = 0; at < ids.size();) {
+      const size_t count = std::min(ids.size() - at, static_cast<size_t>(pieces[std::min(piece++, pieces.size() - 1)]));
+      const StepInput input{sequence, std::span(ids).subspan(at, count), StepInput::Logits::all};
+      Result<Tensor> rows = runner.step(std::span(&input, 1));
+      K3_CHECK(rows.ok(), "{}", rows.error().message);
+      out.insert(out.end(), rows->f32(), rows->f32() + rows->size());
+      at += count;
+    }
+    return out;
+  }
+
+  // Norm ratio, and equal choices where the best two of the reference are apart.
+  void expect_close(const std::vector<float>& got, const std::vector<float>& want, const std::string& what) const {
+    ASSERT_EQ(got.size(), want.size()) << what;
+    double error = 0, norm = 0;
+    for (size_t i = 0; i < want.size(); ++i) {
+      error += std::pow(static_cast<double>(got[i]) - static_cast<double>(want[i]), 2);
+      norm += std::pow(static_cast<double>(want[i]), 2);
+    }
+    const double ratio = std::sqrt(error / norm);
+    fmt::print("{} {}: {:.2e}\n", GetParam(), what, ratio);
+    EXPECT_LE(ratio, kTolerance) << what;
+    const auto vocab = static_cast<size_t>(cpu_->config().vocab_size);
+    for (size_t row = 0; row < want.size() / vocab; ++row) {
+      const auto of = [&](const std::vector<float>& x) { return std::span(x).subspan(row * vocab, vocab); };
+      std::vector<float> sorted(of(want).begin(), of(want).end());
+      std::nth_element(sorted.begin(), sorted.begin() + 1, sorted.end(), std::greater<>());
+      const auto best = std::max_element(of(want).begin(), of(want).end()) - of(want).begin();
+      if (of(want)[static_cast<size_t>(best)] - sorted[1] <= 0.25F) continue;
+      EXPECT_EQ(std::max_element(of(got).begin(), of(got).end()) - of(got).begin(), best) << what << ", row " << row;
+    }
+  }
+
+  ThreadPool pool_{2};
+  std::string folder_;
+  std::unique_ptr<Model> cpu_, gpu_;
+};
+
+TEST_P(GpuModel, OneResultWhateverTheChunks) {
+  const std::vector<int32_t> ids = tokens(200, 1);
+  Runner reference = runner(*cpu_, 1);
+  const std::vector<float> want = logits(reference, 0, ids, {200});
+  Runner gpu = runner(*gpu_, 1);
+  for (const std::vector<int64_t>& pieces : {std::vector<int64_t>{200}, {64}, {7}, {1}, {150, 1}, {1, 16, 3, 64}}) {
+    gpu.reset(0);
+    std::string what = "pieces";
+    for (const int64_t p : pieces) what += fmt::format(" {}", p);
+    expect_close(logits(gpu, 0, ids, pieces), want, what);
+  }
+}
+
+TEST_P(GpuModel, NeighboursDoNotShow) {
+  Runner reference = runner(*cpu_, 1), gpu = runner(*gpu_, 3);
+  std::vector<std::vector<int32_t>> ids;
+  std::vector<std::vector<float>> want, got(3);
+  for (int32_t s = 0; s < 3; ++s) {
+    ids.push_back(tokens(40 + 30 * s, 10 + static_cast<uint64_t>(s)));
+    reference.reset(0);
+    want.push_back(logits(reference, 0, ids.back(), {1000}));
+  }
+  // Prompts of different lengths in one step, then one token each.
+  for (size_t at = 0; at < 100; at = at == 0 ? 30 : at + 1) {
+    std::vector<StepInput> inputs;
+    std::vector<size_t> rows;
+    for (int32_t s = 2; s >= 0; --s) {
+      const auto i = static_cast<size_t>(s);
+      const size_t begin = at == 0 ? 0 : 30 + 10 * i + (at - 30), end = at == 0 ? 30 + 10 * i : begin + 1;
+      if (end > ids[i].size()) continue;
+      inputs.push_back({s, std::span(ids[i]).subspan(begin, end - begin), StepInput::Logits::all});
+      rows.push_back(i);
+    }
+    if (inputs.empty()) break;
+    Result<Tensor> step = gpu.step(inputs);
+    ASSERT_TRUE(step.ok()) << step.error().message;
+    const float* row = step->f32();
+    for (size_t n = 0; n < inputs.size(); ++n) {
+      const size_t count = inputs[n].tokens.size() * static_cast<size_t>(cpu_->config().vocab_size);
+      got[rows[n]].insert(got[rows[n]].end(), row, row + count);
+      row += count;
+    }
+  }
+  for (size_t s = 0; s < 3; ++s) expect_close(got[s], want[s], fmt::format("sequence {} of three", s));
+}
+
+TEST_P(GpuModel, SavedSequencesGoOn) {
+  const std::vector<int32_t> ids = tokens(80, 20);
+  Runner gpu = runner(*gpu_, 2);
+  const std::vector<float> head = logits(gpu, 0, {ids.begin(), ids.begin() + 60}, {60});
+  std::vector<std::byte> saved;
+  ASSERT_TRUE(gpu.save(0, [&](std::span<const std::byte> part) {
+                   saved.insert(saved.end(), part.begin(), part.end());
+                   return Status();
+                 }).ok());
+  const std::vector<int32_t> rest(ids.begin() + 60, ids.end());
+  const std::vector<float> want = logits(gpu, 0, rest, {1});
+  size_t at = 0;
+  ASSERT_TRUE(gpu.restore(1, 60, [&](std::span<std::byte> part) {
+                   std::copy_n(saved.begin() + static_cast<int64_t>(at), part.size(), part.begin());
+                   at += part.size();
+                   return Status();
+                 }).ok());
+  EXPECT_EQ(logits(gpu, 1, rest, {1}), want);  // the same steps on the same bytes: bit for bit
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, GpuModel, testing::Values("random", "tests/data/oracle-models/k3-e", "tests/data/oracle-models/kl-b"));
+
+}  // namespace
+}  // namespace k3
