@@ -56,9 +56,10 @@ struct AttnResInter {
   void* y1 = nullptr;  // [sites, T, hidden]
   int64_t y1_site_stride = 0, y1_stride = 0;
   float *m1 = nullptr, *d1 = nullptr;  // [sites, T]
+  void* workspace = nullptr;           // attn_res_inter_workspace_bytes(T), aligned to 16
 };
 
-int attn_res_inter_launch(const AttnResInter& a, int clusters, int shared_bytes, void* stream);
+int attn_res_inter_launch(const AttnResInter& a, void* stream);
 
 int attn_res_site_launch(const AttnResSite& site, const AttnResPlan& plan, void* stream);
 

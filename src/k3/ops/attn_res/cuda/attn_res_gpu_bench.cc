@@ -86,6 +86,7 @@ void batched(Bench& bench, int64_t tokens, int blocks, int sites) {
     gpu_check(fill_normal_bf16(x->data(), x->size(), 1, 1, bench.stream()).code, "fill");
   const std::vector<float> query = random_normal(sites * kHidden, 2, 0.01F), norm(kHidden, 1);
   const DeviceArray<float> d_query(query), d_norm(norm), m1(sites * tokens), d1(sites * tokens);
+  const DeviceArray<std::byte> workspace(attn_res_inter_workspace_bytes(tokens));
   bench.run(
       {.kernel = "attn_res",
        .name = inter,
@@ -106,7 +107,8 @@ void batched(Bench& bench, int64_t tokens, int blocks, int sites) {
                                        .y1_site_stride = row,
                                        .y1_stride = kHidden,
                                        .m1 = m1.data(),
-                                       .d1 = d1.data()},
+                                       .d1 = d1.data(),
+                                       .workspace = workspace.data()},
                                       stream)
                       .code,
                   "inter");

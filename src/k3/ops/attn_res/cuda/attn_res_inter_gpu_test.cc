@@ -25,6 +25,7 @@ void run(const Case& c) {
   std::vector<float> query = random_normal(c.sites * H, 4, c.query_scale / std::sqrt(static_cast<float>(H)));
   const DeviceArray<uint16_t> d_bank(to_bf16(bank)), d_prefix(to_bf16(prefix)), y1(c.sites * T * stride), out(T * H);
   const DeviceArray<float> d_query(query), d_norm(norm), m1(c.sites * T), d1(c.sites * T);
+  const DeviceArray<std::byte> workspace(attn_res_inter_workspace_bytes(T));
   const CudaStatus status = attn_res_inter_cuda({.tokens = T,
                                                  .hidden = H,
                                                  .blocks = c.blocks,
@@ -37,7 +38,8 @@ void run(const Case& c) {
                                                  .y1_site_stride = T * stride,
                                                  .y1_stride = stride,
                                                  .m1 = m1.data(),
-                                                 .d1 = d1.data()},
+                                                 .d1 = d1.data(),
+                                                 .workspace = workspace.data()},
                                                 nullptr);
   ASSERT_TRUE(status.ok()) << to_status(status, "inter").error().message;
   gpu_sync();
@@ -81,7 +83,7 @@ void run(const Case& c) {
     if (static_cast<int64_t>(i) % stride < H) continue;
     ASSERT_TRUE(std::isnan(got[i])) << "a gap was written";
   }
-  EXPECT_TRUE(y1.guards_intact() && m1.guards_intact() && d1.guards_intact());
+  EXPECT_TRUE(workspace.guards_intact() && y1.guards_intact() && m1.guards_intact() && d1.guards_intact());
 
   // Merged with a prefix: the whole site.
   double worst = 0;

@@ -86,7 +86,7 @@ __device__ __forceinline__ float score_of(const AttnResSite& s, float dot, float
 }
 
 // Sums over a cluster: every warp sends its partial sums to every block, whose barrier counts the bytes; nobody waits longer than
-// for what it needs. Three exchanges: the bank's rows (before the delta is there), P, the norm.
+// for what it needs. Three exchanges: the bank's rows (before the delta is there), P, the norm. A block alone uses its own barrier.
 struct SmallShared {
   float bank[kMostPartials][16];  // (dot, squares) of 8 rows
   float2 prefix[kMostPartials];
@@ -120,13 +120,14 @@ __global__ void __launch_bounds__(kThreads, 1) site_small(const __grid_constant_
   }
   const uint32_t bars = shared_address(shared.bars);
   if (threadIdx.x == 0) {
-    const uint32_t bytes[3] = {static_cast<uint32_t>(slots) * 8 * kLast, static_cast<uint32_t>(slots) * 8, static_cast<uint32_t>(slots) * 4};
+    const uint32_t sent[3] = {static_cast<uint32_t>(slots) * 8 * kLast, static_cast<uint32_t>(slots) * 8,
+                              static_cast<uint32_t>(slots) * 4};
     for (int i = 0; i < 3; ++i) mbar_init(bars + 8 * i, 1);
     mbar_init_fence();
-    for (int i = 0; i < 3; ++i) mbar_expect(bars + 8 * i, bytes[i]);
+    for (int i = 0; i < 3; ++i) mbar_expect(bars + 8 * i, sent[i]);
   }
   __syncthreads();
-  if (cluster > 1) cluster_arrive();  // nobody sends to a block whose barriers do not count yet
+  if (cluster > 1) cluster_arrive();  // nobody sends to a block that has not begun
   float dot = 0, squares = 0;         // of source `lane`
   if constexpr (kLast > 0) {
     float v[2 * kLast] = {};
@@ -134,11 +135,16 @@ __global__ void __launch_bounds__(kThreads, 1) site_small(const __grid_constant_
     for (int r = 0; r < kLast; ++r) score8(x[r], query, v[r], v[kLast + r]);
     const float sum = warp_sums(v);
     if (cluster > 1) cluster_wait();
-    if (lane < 2 * kLast) {
-      const uint32_t to = shared_address(&shared.bank[slot][lane]);
-      for (int c = 0; c < cluster; ++c) cluster_send(cluster_map(to, c), cluster_map(bars, c), sum);
+    if (cluster == 1) {
+      if (lane < 2 * kLast) shared.bank[slot][lane] = sum;
+      __syncthreads();
+    } else {
+      if (lane < 2 * kLast) {
+        const uint32_t to = shared_address(&shared.bank[slot][lane]);
+        for (int c = 0; c < cluster; ++c) cluster_send(cluster_map(to, c), cluster_map(bars, c), sum);
+      }
+      mbar_wait(bars, 0);
     }
-    mbar_wait(bars, 0);
     if (lane < kLast) {
 #pragma unroll 8
       for (int i = 0; i < slots; ++i) dot += shared.bank[i][lane], squares += shared.bank[i][kLast + lane];
@@ -160,8 +166,15 @@ __global__ void __launch_bounds__(kThreads, 1) site_small(const __grid_constant_
   float last_dot = 0, last_squares = 0;
   score8(x[kLast], query, last_dot, last_squares);
   last_dot = warp_sum(last_dot), last_squares = warp_sum(last_squares);
-  if (lane < cluster) cluster_send(cluster_map(shared_address(&shared.prefix[slot]), lane), cluster_map(bars + 8, lane), last_dot, last_squares);
-  mbar_wait(bars + 8, 0);
+  if (cluster == 1) {
+    if (lane == 0) shared.prefix[slot] = {last_dot, last_squares};
+    __syncthreads();
+  } else {
+    if (lane < cluster) {
+      cluster_send(cluster_map(shared_address(&shared.prefix[slot]), lane), cluster_map(bars + 8, lane), last_dot, last_squares);
+    }
+    mbar_wait(bars + 8, 0);
+  }
   last_dot = 0, last_squares = 0;
   for (int i = lane; i < slots; i += 32) last_dot += shared.prefix[i].x, last_squares += shared.prefix[i].y;
   last_dot = warp_sum(last_dot), last_squares = warp_sum(last_squares);
@@ -176,8 +189,13 @@ __global__ void __launch_bounds__(kThreads, 1) site_small(const __grid_constant_
     return;
   }
   const float partial = warp_sum(sum_squares8(h, 0));
-  if (lane < cluster) cluster_send(cluster_map(shared_address(&shared.norm[slot]), lane), cluster_map(bars + 16, lane), partial);
-  mbar_wait(bars + 16, 0);
+  if (cluster == 1) {
+    if (lane == 0) shared.norm[slot] = partial;
+    __syncthreads();
+  } else {
+    if (lane < cluster) cluster_send(cluster_map(shared_address(&shared.norm[slot]), lane), cluster_map(bars + 16, lane), partial);
+    mbar_wait(bars + 16, 0);
+  }
   float sum = 0;
   for (int i = lane; i < slots; i += 32) sum += shared.norm[i];
   sum = warp_sum(sum);

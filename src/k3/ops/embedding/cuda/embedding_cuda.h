@@ -1,8 +1,11 @@
 // Purpose:  embedding rows of token ids on the GPU.
-// Shapes:   table [V, hidden] bf16, rows strided; ids [T] i32 in device memory; out [T, hidden] bf16. hidden is a multiple
-// of 8. Units:    strides in elements; no scaling factor. Memory:   out is overwritten. Threads:  asynchronous on the
-// stream; no workspace. Errors:   K3_CHECK on shapes and alignment; an id outside [0, V) gives a row of zeros. Source:
-// model.md 3.1. Exact.
+// Shapes:   table [V, hidden] bf16, rows strided; ids [T] i32 in device memory; out [T, hidden] bf16. hidden is a
+//           multiple of 8.
+// Units:    strides in elements; no scaling factor.
+// Memory:   out is overwritten.
+// Threads:  asynchronous on the stream; no workspace.
+// Errors:   K3_CHECK on shapes and alignment; an id outside [0, V) gives a row of zeros.
+// Source:   model.md 3.1. Exact.
 #pragma once
 
 #include "k3/ops/elementwise/cuda/elementwise_cuda.h"

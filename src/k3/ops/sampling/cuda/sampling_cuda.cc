@@ -11,7 +11,7 @@ namespace {
 
 constexpr int64_t kMostVocab = 262144;
 constexpr int kMostTop = 20, kCluster = 8;
-constexpr int64_t kCandidateBytes = 3072 * 8;
+constexpr int64_t kListBytes = 2560 * 8 + 8192;  // candidates and histograms
 
 }  // namespace
 
@@ -34,7 +34,7 @@ CudaStatus sampling_cuda(const Sampling& s, Stream stream) {
     return {argmax_launch(s, cluster, round_up((s.vocab + cluster - 1) / cluster, 8), stream)};
   }
   const int64_t slice = round_up((s.vocab + kCluster - 1) / kCluster, 32);
-  return {sampling_launch(s, slice, static_cast<int>(slice * 4 + kCandidateBytes), stream)};
+  return {sampling_launch(s, slice, static_cast<int>(slice * 4 + kListBytes), stream)};
 }
 
 int32_t sample_rule(std::span<const float> logits, const SampleRow& row, std::span<const uint32_t> mask) {
@@ -48,7 +48,8 @@ int32_t sample_rule(std::span<const float> logits, const SampleRow& row, std::sp
   if (*best == kNone) return -1;
   if (row.temperature == 0) return static_cast<int32_t>(best - scores.begin());
   std::vector<float> weights(scores.size());
-  for (size_t i = 0; i < scores.size(); ++i) weights[i] = sample_weight(scores[i], *best, row.temperature);
+  const float inverse = sample_inverse(row.temperature);
+  for (size_t i = 0; i < scores.size(); ++i) weights[i] = sample_weight(scores[i], *best, inverse);
   const auto keep = [&](const std::vector<float>& by,
                         auto enough) {  // drops the weights of all beyond the prefix that is enough
     std::vector<int32_t> order(scores.size());

@@ -46,9 +46,8 @@ K3_HOST_DEVICE float sample_exp(float x) {
 }
 
 // Weight of a logit against the best one of its row, and its integer mass: sums of 2^18 masses stay below 2^63.
-K3_HOST_DEVICE float sample_weight(float logit, float best, float temperature) {
-  return sample_exp((logit - best) / temperature);
-}
+K3_HOST_DEVICE float sample_inverse(float temperature) { return 1.0F / (temperature > 1e-30F ? temperature : 1e-30F); }
+K3_HOST_DEVICE float sample_weight(float logit, float best, float inverse) { return sample_exp((logit - best) * inverse); }
 K3_HOST_DEVICE uint64_t sample_mass(float weight) { return static_cast<uint64_t>(weight * 17592186044416.0F); }  // 2^44
 
 // Mass that the smallest set of top_p must reach; at least 1, so that the set is never empty.

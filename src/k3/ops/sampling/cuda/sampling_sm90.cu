@@ -1,6 +1,8 @@
 // Sampling: a cluster of 8 blocks a row, each with its slice of the row in shared memory (so the row is read once). A filter
-// is the search for a key: the largest one such that the values of all entries at or above it reach a target. The search
-// halves an interval of keys over the whole row until few entries lie in it; these go to block 0, which ends it alone.
+// is the search for a bound: the last entry, in the filter's order, of the smallest set whose values reach a target. A
+// histogram of counts says where the bound should be; one pass over the row sums exactly what lies above that bracket and
+// lists what lies in it; block 0 finds the bound among the list. When the guess was wrong or the bracket is full, the
+// bracket is halved until it is right.
 #include <cmath>
 
 #include "k3/ops/cuda/launch.cuh"
@@ -10,9 +12,11 @@
 namespace k3::ops::cuda {
 namespace {
 
-constexpr int kThreads = 512, kWarps = kThreads / 32, kCluster = 8, kCandidates = 3072, kMostTop = 20;
-constexpr int kMine = kCandidates / kThreads;  // candidates a thread
-constexpr uint32_t kFull = 0xFFFFFFFFU;
+constexpr int kThreads = 512, kWarps = kThreads / 32, kCluster = 8, kMine = 5, kCandidates = kMine * kThreads;
+constexpr int kBins = 1408, kBinsMine = 3;             // bins a thread: 3 * 512 >= 1408
+constexpr uint32_t kOne = 0x3F800000U, kBinBits = 18;  // bins of weights: 32 an octave, 44 octaves
+constexpr float kBinsPerUnit = 32;                     // bins of logits
+constexpr uint32_t kFull = 0xFFFFFFFFU, kIdBits = 18, kIds = (1U << kIdBits) - 1;
 constexpr int32_t kAllIds = 0x7FFFFFFF;
 
 // Keys that order floats as unsigned numbers. For weights (>= 0) their bits do.
@@ -23,83 +27,6 @@ __device__ __forceinline__ uint32_t key_of(float x) {
 __device__ __forceinline__ float value_of(uint32_t key) {
   return __uint_as_float(key ^ ((key >> 31) != 0 ? 0x80000000U : kFull));
 }
-// Larger value, then lower id.
-__device__ __forceinline__ uint64_t rank_key(float x, int32_t id) {
-  return static_cast<uint64_t>(key_of(x)) << 32 | (kFull - static_cast<uint32_t>(id));
-}
-__device__ __forceinline__ int32_t rank_id(uint64_t key) { return static_cast<int32_t>(kFull - static_cast<uint32_t>(key)); }
-
-__device__ __forceinline__ void sync_cluster() {
-  __syncwarp();  // the barrier wants whole warps
-  cluster_sync();
-}
-
-struct Sum {
-  __device__ static uint64_t of(uint64_t a, uint64_t b) { return a + b; }
-};
-struct Max {
-  __device__ static uint64_t of(uint64_t a, uint64_t b) { return a > b ? a : b; }
-};
-
-struct Pair {
-  uint64_t value;  // mass, or a rank key
-  uint32_t count;  // summed (flags: or-ed)
-};
-struct Boxes {
-  Pair warp[2][kWarps], block[2][kCluster];
-  uint32_t fill, key;
-  int32_t id;
-  uint64_t warp_mass[kWarps];
-};
-
-template <class Op, bool kOr = false>
-__device__ __forceinline__ Pair combine(const Pair& a, const Pair& b) {
-  return {Op::of(a.value, b.value), kOr ? a.count | b.count : a.count + b.count};
-}
-template <class Op, bool kOr = false>
-__device__ __forceinline__ Pair warp_reduce(Pair x) {
-#pragma unroll
-  for (int i = 16; i > 0; i /= 2)
-    x = combine<Op, kOr>(x, {__shfl_xor_sync(kFull, x.value, i), __shfl_xor_sync(kFull, x.count, i)});
-  return x;
-}
-
-__device__ __forceinline__ void remote_store(uint32_t address, uint32_t rank, const Pair& x) {
-  const uint32_t to = cluster_map(address, rank);
-  asm volatile("st.shared::cluster.u64 [%0], %1;\nst.shared::cluster.u32 [%0+8], %2;\n" ::"r"(to), "l"(x.value), "r"(x.count)
-               : "memory");
-}
-
-// What a row's threads share. The parities alternate between reductions, so that one barrier each is enough; block 0 makes
-// some alone, so the cluster has a parity of its own.
-struct Row {
-  Boxes& boxes;
-  int rank, cluster, tid, warp, lane;
-  int parity = 0, cluster_parity = 0;
-
-  template <class Op, bool kOr = false>
-  __device__ Pair block_reduce(Pair x) {  // all threads get it
-    parity ^= 1;
-    x = warp_reduce<Op, kOr>(x);
-    if (lane == 0) boxes.warp[parity][warp] = x;
-    __syncthreads();
-    x = lane < kWarps ? boxes.warp[parity][lane] : Pair{0, 0};
-    return warp_reduce<Op, kOr>(x);
-  }
-  template <class Op, bool kOr = false>
-  __device__ Pair reduce(Pair x) {  // over the cluster
-    x = block_reduce<Op, kOr>(x);
-    if (cluster == 1) return x;
-    cluster_parity ^= 1;
-    if (warp == 0 && lane < cluster) remote_store(shared_address(&boxes.block[cluster_parity][rank]), lane, x);
-    sync_cluster();
-    Pair all = boxes.block[cluster_parity][0];
-    for (int i = 1; i < cluster; ++i) all = combine<Op, kOr>(all, boxes.block[cluster_parity][i]);
-    return all;
-  }
-};
-
-// Entries of a row as the search sees them.
 template <bool kMass>
 __device__ __forceinline__ uint32_t search_key(float x) {
   return kMass ? __float_as_uint(x) : key_of(x);
@@ -109,28 +36,398 @@ __device__ __forceinline__ uint64_t search_value(uint32_t key) {
   return kMass ? sample_mass(__uint_as_float(key)) : 1;
 }
 
+__device__ __forceinline__ void sync_cluster() {
+  __syncwarp();  // the barrier wants whole warps
+  cluster_sync();
+}
+
+// What reductions carry: sums, or the largest key with or-ed flags, or a range.
+struct Sums {
+  uint64_t above, inside;
+  uint32_t count;
+  __device__ static Sums of(const Sums& a, const Sums& b) {
+    return {a.above + b.above, a.inside + b.inside, a.count + b.count};
+  }
+  static constexpr int kWords = 5;
+};
+struct Mass {
+  uint64_t value;
+  uint32_t count;
+  __device__ static Mass of(const Mass& a, const Mass& b) { return {a.value + b.value, a.count + b.count}; }
+  static constexpr int kWords = 3;
+};
+struct Best {
+  uint32_t key, flags;
+  __device__ static Best of(const Best& a, const Best& b) { return {max(a.key, b.key), a.flags | b.flags}; }
+  static constexpr int kWords = 2;
+};
+struct Range {
+  uint64_t low, not_high;  // smallest, and the complement of the largest
+  __device__ static Range of(const Range& a, const Range& b) { return {min(a.low, b.low), min(a.not_high, b.not_high)}; }
+  static constexpr int kWords = 4;
+};
+template <class T>
+union Words {
+  T value;
+  uint32_t words[(sizeof(T) + 3) / 4];
+  __device__ Words() {}
+};
+
+template <int kLanes = 32, class T>
+__device__ __forceinline__ T warp_reduce(T x) {
+#pragma unroll
+  for (int i = kLanes / 2; i > 0; i /= 2) {
+    Words<T> mine, other;
+    mine.value = x;
+#pragma unroll
+    for (int w = 0; w < T::kWords; ++w) other.words[w] = __shfl_xor_sync(kFull, mine.words[w], i);
+    x = T::of(x, other.value);
+  }
+  return x;
+}
+
+constexpr int kBoxWords = 6;
+struct Shared {
+  uint32_t warp[2][kWarps][kBoxWords], block[2][kCluster][kBoxWords];
+  uint64_t warp_mass[kWarps];
+  float warp_scan[kWarps];
+  uint64_t scan[kWarps];
+  uint32_t fill, bin, key;
+  int32_t id;
+  uint64_t low, high, above;
+  uint32_t count;
+  uint64_t last[32];
+};
+
+template <class T>
+__device__ __forceinline__ T from_box(const uint32_t* box) {
+  Words<T> x;
+#pragma unroll
+  for (int w = 0; w < T::kWords; ++w) x.words[w] = box[w];
+  return x.value;
+}
+
+// What a row's threads share. The parities alternate between reductions, so that one barrier each is enough; block 0 makes
+// some alone, so the cluster has a parity of its own.
+struct Row {
+  Shared& s;
+  int rank, cluster, tid, warp, lane;
+  int parity = 0, cluster_parity = 0;
+
+  template <class T>
+  __device__ T block_reduce(T x) {  // all threads get it
+    parity ^= 1;
+    Words<T> words;
+    words.value = warp_reduce(x);
+#pragma unroll
+    for (int w = 0; w < T::kWords; ++w) {
+      if (lane == w) s.warp[parity][warp][w] = words.words[w];
+    }
+    __syncthreads();
+    return warp_reduce<kWarps>(from_box<T>(s.warp[parity][lane % kWarps]));
+  }
+  template <class T>
+  __device__ T reduce(T x) {  // over the cluster
+    Words<T> words;
+    words.value = block_reduce(x);
+    if (cluster == 1) return words.value;
+    cluster_parity ^= 1;
+    if (warp == 0 && lane < cluster) {
+      const uint32_t to = cluster_map(shared_address(s.block[cluster_parity][rank]), lane);
+#pragma unroll
+      for (int w = 0; w < T::kWords; ++w)
+        asm volatile("st.shared::cluster.u32 [%0], %1;\n" ::"r"(to + 4 * w), "r"(words.words[w]) : "memory");
+    }
+    sync_cluster();
+    T all = from_box<T>(s.block[cluster_parity][0]);
+    for (int i = 1; i < cluster; ++i) all = T::of(all, from_box<T>(s.block[cluster_parity][i]));
+    return all;
+  }
+  template <class T>
+  __device__ T of_rank(int r) const {
+    return from_box<T>(s.block[cluster_parity][r]);
+  }
+};
+
 struct Slice {
   float* x;
   int32_t begin, count;
-};
-struct Candidates {
-  uint32_t* keys;
+  uint32_t* keys;  // candidates: this block's, then (in block 0) all
   int32_t* ids;
+  uint32_t* bins;  // 2,048 words: a histogram of counts, or the four of refine()
 };
 struct Bound {  // kept: key > this, or equal and id at most this
   uint32_t key;
   int32_t id;
   __device__ bool keeps(uint32_t other, int32_t other_id) const { return other > key || (other == key && other_id <= id); }
 };
+struct Bracket {  // the bound's key is in [low, high); values of entries with key >= high: above
+  uint32_t low, high;
+  uint64_t above;
+  uint32_t count;  // entries inside
+};
 
-// The smallest id such that `wanted` entries of that key have it or a lower one: halving of [0, vocab), over the cluster or,
-// with candidates, in one block.
-template <class Count>
-__device__ int32_t search_id(uint32_t wanted, int32_t vocab, const Count& count) {
-  int32_t low = -1, high = vocab - 1;  // count(low) < wanted <= count(high)
+// ---- the guess ----
+
+__device__ __forceinline__ void clear_bins(Row& row, const Slice& slice) {
+  for (int i = row.tid; i < kBins; i += kThreads) slice.bins[i] = 0;
+  __syncthreads();
+}
+__device__ __forceinline__ void count_weight(const Slice& slice, float w) {
+  atomicAdd(slice.bins + min((kOne - __float_as_uint(w)) >> kBinBits, static_cast<uint32_t>(kBins - 1)), 1U);
+}
+__device__ __forceinline__ void count_logit(const Slice& slice, float distance) {
+  atomicAdd(slice.bins + static_cast<int>(fminf(distance * kBinsPerUnit, kBins - 1)), 1U);
+}
+
+// After the histograms of all blocks are complete (a cluster barrier): the bin in which the values, from the top, reach the
+// target.
+template <bool kMass>
+__device__ int guess_bin(Row& row, const Slice& slice, uint64_t target) {
+  float values[kBinsMine], sum = 0;
+  uint32_t counts[kBinsMine] = {};
+  const uint32_t bins = shared_address(slice.bins + kBinsMine * row.tid);
+  const bool active = kBinsMine * row.tid < kBins;
+  if (active) {
+#pragma unroll
+    for (int r = 0; r < kCluster; ++r) {
+      const uint32_t from = cluster_map(bins, r);
+#pragma unroll
+      for (int i = 0; i < kBinsMine; ++i) {
+        if (kBinsMine * row.tid + i >= kBins) continue;
+        uint32_t count;
+        asm volatile("ld.shared::cluster.u32 %0, [%1];\n" : "=r"(count) : "r"(from + 4 * i) : "memory");
+        counts[i] += count;
+      }
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kBinsMine; ++i) {
+    const uint32_t middle = kOne - ((static_cast<uint32_t>(kBinsMine * row.tid + i) << kBinBits) + (1U << (kBinBits - 1)));
+    values[i] = static_cast<float>(counts[i]) * (kMass ? __uint_as_float(middle) : 1.0F);
+    sum += active ? values[i] : 0;
+  }
+  float running = sum;
+#pragma unroll
+  for (int i = 1; i < 32; i *= 2) {
+    const float left = __shfl_up_sync(kFull, running, i);
+    if (row.lane >= i) running += left;
+  }
+  if (row.lane == 31) row.s.warp_scan[row.warp] = running;
+  if (row.tid == 0) row.s.bin = kBins - 1;
+  __syncthreads();
+  float before = running - sum;
+  for (int i = 0; i < row.warp; ++i) before += row.s.warp_scan[i];
+  const float goal = kMass ? static_cast<float>(static_cast<double>(target) * 0x1p-44) : static_cast<float>(target);
+  // Rounding may leave the goal in no thread's part or in two: any bin will do, the pass over the row judges it.
+  if (before < goal) {
+#pragma unroll
+    for (int i = 0; i < kBinsMine; ++i) {
+      before += values[i];
+      if (before >= goal) {
+        atomicMin(&row.s.bin, static_cast<uint32_t>(kBinsMine * row.tid + i));
+        break;
+      }
+    }
+  }
+  __syncthreads();
+  return static_cast<int>(row.s.bin);
+}
+
+// ---- the bracket ----
+
+// Sums above and inside of [low, high); entries inside go to the block's list while there is room.
+template <bool kMass>
+__device__ Sums survey(Row& row, const Slice& slice, uint32_t low, uint32_t high) {
+  if (row.tid == 0) row.s.fill = 0;
+  __syncthreads();
+  Sums sums{0, 0, 0};
+  for (int j = row.tid; j < slice.count; j += kThreads) {
+    const uint32_t key = search_key<kMass>(slice.x[j]);
+    if (key < low) continue;
+    const uint64_t value = search_value<kMass>(key);
+    if (key >= high) {
+      sums.above += value;
+      continue;
+    }
+    sums.inside += value;
+    ++sums.count;
+    const uint32_t at = atomicAdd(&row.s.fill, 1U);
+    if (at < kCandidates) slice.keys[at] = key, slice.ids[at] = slice.begin + j;
+  }
+  return row.reduce(sums);
+}
+
+// all: entries that have key >= 1. best: the largest key (logits).
+template <bool kMass>
+__device__ Bracket find_bracket(Row& row, const Slice& slice, uint64_t target, uint32_t best) {
+  const int bin = guess_bin<kMass>(row, slice, target);
+  uint32_t low = 1, high = kMass ? kOne + 1 : best + 1;  // values from low on reach the target, from high on they do not
+  uint32_t probe_low, probe_high;
+  if (kMass) {
+    probe_high = kOne + 1 - (static_cast<uint32_t>(max(bin - 1, 0)) << kBinBits);
+    probe_low = kOne + 1 - (static_cast<uint32_t>(min(bin + 2, kBins)) << kBinBits);
+  } else {  // counts are exact; the edges get what rounding needs
+    const float top = value_of(best);
+    probe_high = bin == 0 ? high : min(key_of(top - (static_cast<float>(bin) - 0.01F) / kBinsPerUnit) + 1, high);
+    probe_low = bin == kBins - 1 ? 1 : key_of(top - (static_cast<float>(bin) + 1.01F) / kBinsPerUnit);
+  }
+  for (int i = 0;; ++i) {
+    const Sums sums = survey<kMass>(row, slice, probe_low, probe_high);
+    if (sums.above >= target) {
+      low = probe_high;
+    } else if (sums.above + sums.inside < target) {
+      high = probe_low;
+    } else {
+      low = probe_low, high = probe_high;
+      if (sums.count <= kCandidates || high - low == 1) return {low, high, sums.above, sums.count};
+    }
+    // Halve: the upper half is the next bracket (and tells about the lower one). Logits by value first: they are spread over
+    // values, not over keys.
+    probe_high = high;
+    probe_low = low + (high - low) / 2;
+    if (high - low == 1) probe_low = low;
+    if (!kMass && i < 16 && low > 1) {
+      const uint32_t by_value = key_of(value_of(low) + (value_of(high) - value_of(low)) / 2);
+      if (by_value > low && by_value < high) probe_low = by_value;
+    }
+  }
+}
+
+// ---- the bound among the candidates (block 0) ----
+
+// Adds a value to one of 512 bins, as three limbs of 15 bits (sums stay below 2^32) and a count.
+__device__ __forceinline__ void add_limbs(uint32_t* bins, bool in, uint32_t bin, uint64_t value) {
+  const uint32_t limbs[4] = {in ? static_cast<uint32_t>(value) & 0x7FFF : 0,
+                             in ? static_cast<uint32_t>(value >> 15) & 0x7FFF : 0,
+                             in ? static_cast<uint32_t>(value >> 30) : 0, in ? 1U : 0U};
+  const uint32_t present = __ballot_sync(kFull, in);
+  if (present == 0) return;
+  const uint32_t first = __shfl_sync(kFull, bin, __ffs(static_cast<int>(present)) - 1);
+  if (__all_sync(kFull, !in || bin == first)) {  // ties: one address
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t sum = __reduce_add_sync(kFull, limbs[i]);
+      if ((threadIdx.x & 31) == i) atomicAdd(bins + 512 * i + first, sum);
+    }
+  } else if (in) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) atomicAdd(bins + 512 * i + bin, limbs[i]);
+  }
+}
+
+// Entries in order of (key, lower id), as one number each; repeatedly 512 bins between the smallest and the largest, until
+// at most 32 entries share a bin.
+template <bool kMass>
+__device__ void refine(Row& row, const Slice& slice, const Bracket& bracket, uint64_t target) {
+  uint64_t mine[kMine];
+#pragma unroll
+  for (int c = 0; c < kMine; ++c) {
+    const int j = row.tid + c * kThreads;
+    mine[c] = j < static_cast<int>(bracket.count)
+                  ? static_cast<uint64_t>(slice.keys[j]) << kIdBits | (kIds - static_cast<uint32_t>(slice.ids[j]))
+                  : 0;
+  }
+  uint64_t low = static_cast<uint64_t>(bracket.low) << kIdBits, high = static_cast<uint64_t>(bracket.high) << kIdBits,
+           above = bracket.above;
+  uint32_t left = bracket.count;
+  while (left > 32) {
+    Range range{~uint64_t{0}, ~uint64_t{0}};
+#pragma unroll
+    for (int c = 0; c < kMine; ++c) {
+      if (mine[c] >= low && mine[c] < high) range = Range::of(range, {mine[c], ~mine[c]});
+    }
+    for (int i = row.tid; i < 2048; i += kThreads) slice.bins[i] = 0;
+    range = row.block_reduce(range);  // its barrier also ends the clearing
+    low = range.low, high = ~range.not_high + 1;
+    const int shift = max(0, 64 - __clzll(static_cast<long long>(high - 1 - low)) - 9);
+#pragma unroll
+    for (int c = 0; c < kMine; ++c) {
+      const bool in = mine[c] >= low && mine[c] < high;
+      add_limbs(slice.bins, in, in ? static_cast<uint32_t>((mine[c] - low) >> shift) : 0,
+                search_value<kMass>(static_cast<uint32_t>(mine[c] >> kIdBits)));
+    }
+    __syncthreads();
+    const int bin = kThreads - 1 - row.tid;  // from the top
+    const uint64_t value = slice.bins[bin] + (static_cast<uint64_t>(slice.bins[512 + bin]) << 15) +
+                           (static_cast<uint64_t>(slice.bins[1024 + bin]) << 30);
+    uint64_t running = value;
+#pragma unroll
+    for (int i = 1; i < 32; i *= 2) {
+      const uint64_t other = __shfl_up_sync(kFull, running, i);
+      if (row.lane >= i) running += other;
+    }
+    if (row.lane == 31) row.s.scan[row.warp] = running;
+    __syncthreads();
+    running += above;
+    for (int i = 0; i < row.warp; ++i) running += row.s.scan[i];
+    if (running >= target && running - value < target) {
+      row.s.low = low + (static_cast<uint64_t>(bin) << shift);
+      row.s.high = min(high, low + (static_cast<uint64_t>(bin + 1) << shift));
+      row.s.above = running - value;
+      row.s.count = slice.bins[1536 + bin];
+    }
+    __syncthreads();
+    low = row.s.low, high = row.s.high, above = row.s.above, left = row.s.count;
+  }
+  __syncthreads();
+  if (row.tid == 0) row.s.fill = 0;
+  __syncthreads();
+#pragma unroll
+  for (int c = 0; c < kMine; ++c) {
+    if (mine[c] >= low && mine[c] < high) row.s.last[atomicAdd(&row.s.fill, 1U)] = mine[c];
+  }
+  __syncthreads();
+  if (row.warp != 0) return;
+  const uint64_t entry = row.lane < static_cast<int>(left) ? row.s.last[row.lane] : 0;
+  uint64_t before = above;
+  for (int i = 0; i < static_cast<int>(left); ++i) {
+    const uint64_t other = row.s.last[i];
+    before += other > entry ? search_value<kMass>(static_cast<uint32_t>(other >> kIdBits)) : 0;
+  }
+  const uint32_t key = static_cast<uint32_t>(entry >> kIdBits);
+  if (row.lane < static_cast<int>(left) && before < target && before + search_value<kMass>(key) >= target) {
+    row.s.key = key;
+    row.s.id = static_cast<int32_t>(kIds - (static_cast<uint32_t>(entry) & kIds));
+  }
+  __syncwarp();
+  if (row.lane > 0 && row.lane < row.cluster) {
+    asm volatile("st.shared::cluster.u32 [%0], %1;\n" ::"r"(cluster_map(shared_address(&row.s.key), row.lane)),
+                 "r"(row.s.key)
+                 : "memory");
+    asm volatile("st.shared::cluster.u32 [%0], %1;\n" ::"r"(cluster_map(shared_address(&row.s.id), row.lane)),
+                 "r"(static_cast<uint32_t>(row.s.id))
+                 : "memory");
+  }
+}
+
+// Copies this block's list behind those of the blocks before it, in block 0. The reduction before told every block's count.
+template <class T>
+__device__ void gather(Row& row, const Slice& slice) {
+  uint32_t at = 0;
+  for (int i = 0; i < row.rank; ++i) at += row.template of_rank<T>(i).count;
+  const uint32_t count = row.template of_rank<T>(row.rank).count;
+  if (row.rank != 0) {
+    const uint32_t keys = cluster_map(shared_address(slice.keys), 0), ids = cluster_map(shared_address(slice.ids), 0);
+    for (uint32_t i = row.tid; i < count; i += kThreads) {
+      asm volatile("st.shared::cluster.u32 [%0], %1;\n" ::"r"(keys + 4 * (at + i)), "r"(slice.keys[i]) : "memory");
+      asm volatile("st.shared::cluster.u32 [%0], %1;\n" ::"r"(ids + 4 * (at + i)), "r"(static_cast<uint32_t>(slice.ids[i]))
+                   : "memory");
+    }
+  }
+  sync_cluster();
+}
+
+// More ties than the list holds (a row of equal logits): halving of the ids over the cluster.
+template <bool kMass>
+__device__ int32_t search_tied_id(Row& row, const Slice& slice, uint32_t key, uint64_t wanted, int32_t vocab) {
+  int32_t low = -1, high = vocab - 1;  // ties up to low are too few, up to high enough
   while (high - low > 1) {
     const int32_t middle = low + (high - low) / 2;
-    if (count(middle) >= wanted) {
+    Mass sum{0, 0};
+    for (int j = row.tid; j < slice.count; j += kThreads)
+      sum.count += search_key<kMass>(slice.x[j]) == key && slice.begin + j <= middle ? 1 : 0;
+    if (row.reduce(sum).count >= wanted) {
       high = middle;
     } else {
       low = middle;
@@ -139,133 +436,25 @@ __device__ int32_t search_id(uint32_t wanted, int32_t vocab, const Count& count)
   return high;
 }
 
-// first: the first key to try (masses), or the largest there is; all: entries with key >= 1 and their value (at least
-// target).
 template <bool kMass>
-__device__ Bound search(Row& row, const Slice& slice, const Candidates& candidates, int32_t vocab, uint64_t target,
-                        uint32_t first, uint32_t all) {
-  uint32_t low = 1, high = kMass ? 0x3F800001U : first + 1;  // values from low on reach the target, from high on they do not
-  uint32_t count_low = all, count_high = 0;
-  uint64_t above = 0;  // from high on
-  float step = 4;
-  for (int i = 0; count_low - count_high > kCandidates && high - low > 1; ++i) {
-    uint32_t probe = low + (high - low) / 2;
-    if (kMass && i == 0 && first > low && first < high) probe = first;
-    if (!kMass && i < 16) {  // by value: logits are spread evenly over values, not over keys
-      const float bottom = low == 1 ? value_of(first) - (step *= 2) : value_of(low);
-      const uint32_t by_value = low == 1 ? key_of(bottom) : key_of(bottom + (value_of(high) - bottom) / 2);
-      if (by_value > low && by_value < high) probe = by_value;
-    }
-    Pair sum{0, 0};
-    for (int j = row.tid; j < slice.count; j += kThreads) {
-      const uint32_t key = search_key<kMass>(slice.x[j]);
-      if (key >= probe) {
-        sum.value += search_value<kMass>(key);
-        ++sum.count;
-      }
-    }
-    sum = row.reduce<Sum>(sum);
-    if (sum.value >= target) {
-      low = probe, count_low = sum.count;
-    } else {
-      high = probe, count_high = sum.count, above = sum.value;
-    }
+__device__ Bound search(Row& row, const Slice& slice, int32_t vocab, uint64_t target, uint32_t best) {
+  const Bracket bracket = find_bracket<kMass>(row, slice, target, best);
+  if (bracket.count > kCandidates) {
+    const uint64_t value = search_value<kMass>(bracket.low), wanted = (target - bracket.above + value - 1) / value;
+    return {bracket.low, wanted >= bracket.count ? kAllIds : search_tied_id<kMass>(row, slice, bracket.low, wanted, vocab)};
   }
-  if (high - low == 1) {  // ties, perhaps many
-    const uint32_t ties = count_low - count_high;
-    const uint64_t value = search_value<kMass>(low), wanted = (target - above + value - 1) / value;
-    if (wanted >= ties) return {low, kAllIds};
-    const int32_t id = search_id(static_cast<uint32_t>(wanted), vocab, [&](int32_t most) {
-      Pair sum{0, 0};
-      for (int j = row.tid; j < slice.count; j += kThreads) {
-        if (search_key<kMass>(slice.x[j]) == low && slice.begin + j <= most) ++sum.count;
-      }
-      return row.reduce<Sum>(sum).count;
-    });
-    return {low, id};
-  }
-
-  // Entries of [low, high) to block 0.
-  const uint32_t fill = cluster_map(shared_address(&row.boxes.fill), 0);
-  const uint32_t keys = cluster_map(shared_address(candidates.keys), 0),
-                 ids = cluster_map(shared_address(candidates.ids), 0);
-  for (int j = row.tid; j < slice.count; j += kThreads) {
-    const uint32_t key = search_key<kMass>(slice.x[j]);
-    if (key < low || key >= high) continue;
-    uint32_t at;
-    asm volatile("atom.shared::cluster.add.u32 %0, [%1], 1;\n" : "=r"(at) : "r"(fill) : "memory");
-    asm volatile("st.shared::cluster.u32 [%0], %1;\n" ::"r"(keys + 4 * at), "r"(key) : "memory");
-    asm volatile("st.shared::cluster.u32 [%0], %1;\n" ::"r"(ids + 4 * at), "r"(static_cast<uint32_t>(slice.begin + j))
-                 : "memory");
-  }
+  gather<Sums>(row, slice);
+  if (row.rank == 0) refine<kMass>(row, slice, bracket, target);
   sync_cluster();
-  if (row.rank == 0) {
-    uint32_t left = count_low - count_high;
-    const int count = static_cast<int>(left);
-    uint32_t my_keys[kMine];
-    uint64_t my_values[kMine];
-#pragma unroll
-    for (int c = 0; c < kMine; ++c) {
-      const int j = row.tid + c * kThreads;
-      my_keys[c] = j < count ? candidates.keys[j] : 0;
-      my_values[c] = j < count ? search_value<kMass>(my_keys[c]) : 0;
-    }
-    uint32_t from_low = left, from_high = 0;
-    while (high - low > 1 && left > 1) {
-      const uint32_t probe = low + (high - low) / 2;
-      Pair sum{0, 0};
-#pragma unroll
-      for (int c = 0; c < kMine; ++c) {
-        const bool in = my_keys[c] >= probe && my_keys[c] < high;
-        sum.value += in ? my_values[c] : 0;
-        sum.count += in ? 1 : 0;
-      }
-      sum = row.block_reduce<Sum>(sum);
-      if (above + sum.value >= target) {
-        low = probe, from_low = from_high + sum.count;
-      } else {
-        high = probe, from_high += sum.count, above += sum.value;
-      }
-      left = from_low - from_high;
-    }
-    if (left == 1) {  // that entry's key is the bound
-#pragma unroll
-      for (int c = 0; c < kMine; ++c) {
-        if (my_keys[c] >= low && my_keys[c] < high) row.boxes.key = my_keys[c], row.boxes.id = kAllIds;
-      }
-    } else {
-      const uint64_t value = search_value<kMass>(low), wanted = (target - above + value - 1) / value;
-      int32_t id = kAllIds;
-      if (wanted < left) {
-        id = search_id(static_cast<uint32_t>(wanted), vocab, [&](int32_t most) {
-          Pair sum{0, 0};
-#pragma unroll
-          for (int c = 0; c < kMine; ++c) {
-            const int j = row.tid + c * kThreads;
-            if (j < count && my_keys[c] == low && candidates.ids[j] <= most) ++sum.count;
-          }
-          return row.block_reduce<Sum>(sum).count;
-        });
-      }
-      if (row.tid == 0) row.boxes.key = low, row.boxes.id = id;
-    }
-    __syncthreads();
-    if (row.tid == 0) row.boxes.fill = 0;
-    if (row.warp == 0 && row.lane < row.cluster && row.lane > 0) {
-      const uint32_t key = cluster_map(shared_address(&row.boxes.key), row.lane),
-                     id = cluster_map(shared_address(&row.boxes.id), row.lane);
-      asm volatile("st.shared::cluster.u32 [%0], %1;\n" ::"r"(key), "r"(row.boxes.key) : "memory");
-      asm volatile("st.shared::cluster.u32 [%0], %1;\n" ::"r"(id), "r"(static_cast<uint32_t>(row.boxes.id)) : "memory");
-    }
-  }
-  sync_cluster();
-  return {row.boxes.key, row.boxes.id};
+  return {row.s.key, row.s.id};
 }
+
+// ---- the passes over the row ----
 
 // Loads entries [begin, begin + count) of a row and hands them to take(id, value), four vectors of 16 bytes in flight.
 template <bool kBf16, class Take>
 __device__ __forceinline__ void load_slice(const void* row, int64_t begin, int count, int tid, const Take& take) {
-  constexpr int kPer = kBf16 ? 8 : 4, kFlight = 4;
+  constexpr int kPer = kBf16 ? 8 : 4, kFlight = 8;
   const char* from = static_cast<const char*>(row) + begin * (kBf16 ? 2 : 4);
   const auto scalar = [&](int i) {
     return kBf16 ? __bfloat162float(reinterpret_cast<const __nv_bfloat16*>(from)[i])
@@ -285,145 +474,188 @@ __device__ __forceinline__ void load_slice(const void* row, int64_t begin, int c
       if constexpr (kBf16) {
         float y[8];
         unpack8(x[f], y);
-#pragma unroll
-        for (int i = 0; i < 8; ++i) take(at + i, y[i]);
+        take(at, float4{y[0], y[1], y[2], y[3]});
+        take(at + 4, float4{y[4], y[5], y[6], y[7]});
       } else {
-        take(at, __uint_as_float(x[f].x)), take(at + 1, __uint_as_float(x[f].y));
-        take(at + 2, __uint_as_float(x[f].z)), take(at + 3, __uint_as_float(x[f].w));
+        take(at, float4{__uint_as_float(x[f].x), __uint_as_float(x[f].y), __uint_as_float(x[f].z), __uint_as_float(x[f].w)});
       }
     }
   }
   for (int i = vectors * kPer + tid; i < count; i += kThreads) take(i, scalar(i));
 }
 
-__device__ __forceinline__ uint32_t flags_of(float x) {
-  const uint32_t bits = __float_as_uint(x);
-  const bool odd = (bits & 0x7F800000U) == 0x7F800000U;
-  return odd ? kSampleNotFinite | (bits != 0xFF800000U ? kSampleBroken : 0) : 0;
-}
-
-// Best entry and flags of a row, from a pass that kept them per thread. Without an allowed token the key is that of
-// -infinity.
-struct Best {
-  uint64_t key = 0;
-  uint32_t flags = 0;
-  __device__ void take(float x, int32_t id) {
-    flags |= flags_of(x);
-    const uint64_t other = rank_key(x, id);  // NaN may win; the flag says so
-    key = other > key ? other : key;
+// Largest value and largest magnitude tell everything about NaN and infinities.
+struct Extremes {
+  float best = -INFINITY;
+  uint32_t magnitude = 0;
+  __device__ void take(float x) {
+    best = fmaxf(best, x);  // passes NaN over
+    magnitude = max(magnitude, __float_as_uint(x) & 0x7FFFFFFFU);
   }
-  __device__ float value() const { return value_of(static_cast<uint32_t>(key >> 32)); }
+  __device__ uint32_t flags() const {
+    if (magnitude < 0x7F800000U) return 0;
+    return kSampleNotFinite | (magnitude > 0x7F800000U || best == INFINITY ? kSampleBroken : 0);
+  }
 };
-
-struct Result {
-  int32_t id;
-  uint32_t flags;
-};
-
-__device__ __forceinline__ bool allowed(const uint32_t* mask, int32_t id) {
-  return (__ldg(mask + id / 32) >> (id % 32) & 1) != 0;
-}
 
 // log of the sum of e^(x - best), from masses.
 __device__ __forceinline__ double log_total(uint64_t total) {
   return log(static_cast<double>(total)) - 44 * 0.69314718055994530942;
 }
 
-// Exponentials in place of the scores; what top_k dropped becomes 0. Total mass and number of entries that are not 0.
-__device__ __forceinline__ Pair weigh(Row& row, const Slice& slice, float best, float temperature, const Bound* bound) {
-  Pair sum{0, 0};
+// The bounds of a filter by logits: the `wanted` largest. kAllIds and key 0 when no more than that are finite.
+__device__ Bound top_bound(Row& row, const Slice& slice, int32_t vocab, int64_t wanted, float best) {
+  clear_bins(row, slice);
+  Mass finite{0, 0};
   for (int j = row.tid; j < slice.count; j += kThreads) {
-    const float x = slice.x[j];
-    float w = sample_weight(x, best, temperature);
-    if (bound != nullptr && !bound->keeps(key_of(x), slice.begin + j)) w = 0;
-    slice.x[j] = w;
-    sum.value += sample_mass(w);
-    sum.count += w > 0 ? 1 : 0;
+    const float distance = best - slice.x[j];
+    if (distance == INFINITY) continue;
+    count_logit(slice, distance);
+    ++finite.count;
   }
-  return row.reduce<Sum>(sum);
+  finite = row.reduce(finite);
+  if (finite.count <= wanted) return {0, kAllIds};
+  return search<false>(row, slice, vocab, static_cast<uint64_t>(wanted), key_of(best));
 }
 
-// The first id whose running mass exceeds the point. Every warp sums a part of the slice that is contiguous; the one that
-// holds the point looks closer.
-__device__ int32_t draw(Row& row, const Slice& slice, const Bound& bound, float min_p, double uniform) {
+// Every warp has a contiguous part of the slice, so that the one with a running mass can be told.
+struct Part {
+  int first, last, rows;  // rows of 32 entries
+  __device__ Part(const Row& row, const Slice& slice) {
+    rows = (slice.count + 32 * kWarps - 1) / (32 * kWarps);
+    first = min(row.warp * rows * 32, slice.count);
+    last = min(first + rows * 32, slice.count);
+  }
+};
+
+// Exponentials in place of the scores; what top_k dropped becomes 0. Mass and number of entries; the masses of the warps
+// stay.
+template <bool kCount>
+__device__ __forceinline__ Mass weigh(Row& row, const Slice& slice, float best, float temperature, const Bound& bound) {
+  if (kCount) clear_bins(row, slice);
+  const float inverse = sample_inverse(temperature);
+  const Part part(row, slice);
+  Mass sum{0, 0};
+  for (int j = part.first + row.lane; j < part.last; j += 32) {
+    const float x = slice.x[j];
+    float w = sample_weight(x, best, inverse);
+    if (bound.key > 0 && !bound.keeps(key_of(x), slice.begin + j)) w = 0;
+    slice.x[j] = w;
+    const uint64_t mass = sample_mass(w);
+    if (mass == 0) continue;
+    sum.value += mass;
+    ++sum.count;
+    if (kCount) count_weight(slice, w);
+  }
+  const Mass of_warp = warp_reduce(sum);
+  if (row.lane == 0) row.s.warp_mass[row.warp] = of_warp.value;
+  return row.reduce(sum);
+}
+
+// The first id whose running mass exceeds the point, of what bound and min_p keep; -1 in all warps but one of the cluster.
+__device__ int32_t draw(Row& row, const Slice& slice, const Bound& bound, float min_p, double uniform, const Mass* whole) {
+  const Part part(row, slice);
   const auto kept_mass = [&](int j) -> uint64_t {
-    if (j >= slice.count) return 0;
+    if (j >= part.last) return 0;
     const float w = slice.x[j];
     return w >= min_p && bound.keeps(__float_as_uint(w), slice.begin + j) ? sample_mass(w) : 0;
   };
-  const int part = (slice.count + 32 * kWarps - 1) / (32 * kWarps) * 32, first = row.warp * part;
-  const int last = min(first + part, slice.count);
-  uint64_t mine = 0;
-  for (int j = first + row.lane; j < last; j += 32) mine += kept_mass(j);
-  const Pair of_warp = warp_reduce<Sum>({mine, 0});
-  if (row.lane == 0) row.boxes.warp_mass[row.warp] = of_warp.value;
-  const Pair total = row.reduce<Sum>({mine, 0});
+  Mass total{0, 0};
+  if (whole == nullptr) {
+    for (int j = part.first + row.lane; j < part.last; j += 32) total.value += kept_mass(j);
+    const Mass of_warp = warp_reduce(total);
+    if (row.lane == 0) row.s.warp_mass[row.warp] = of_warp.value;
+    total = row.reduce(total);
+  } else {
+    total = *whole;
+  }
   uint64_t before = 0;
-  for (int i = 0; i < row.rank; ++i) before += row.boxes.block[row.cluster_parity][i].value;
+  for (int i = 0; i < row.rank; ++i) before += row.of_rank<Mass>(i).value;
   const uint64_t point = sample_point(uniform, total.value);
-  for (int i = 0; i < row.warp; ++i) before += row.boxes.warp_mass[i];
-  if (point < before || point >= before + of_warp.value) return -1;
-  // One warp of one block is left.
-  for (int j = first; j < last; j += 32) {
-    uint64_t running = kept_mass(j + row.lane);
-    if (j + row.lane >= last) running = 0;
+  for (int i = 0; i < row.warp; ++i) before += row.s.warp_mass[i];
+  if (point < before || point >= before + row.s.warp_mass[row.warp]) return -1;
+  // One warp of one block is left. Lane i sums rows i and i + 32, each lane from another column (banks).
+  const auto scan = [&](uint64_t x) {
 #pragma unroll
     for (int i = 1; i < 32; i *= 2) {
-      const uint64_t left = __shfl_up_sync(kFull, running, i);
-      if (row.lane >= i) running += left;
+      const uint64_t left = __shfl_up_sync(kFull, x, i);
+      if (row.lane >= i) x += left;
     }
+    return x;
+  };
+  for (int base = 0; base < part.rows; base += 32) {
+    uint64_t sum = 0;
+    for (int i = 0; i < 32; ++i) {
+      if (base + row.lane < part.rows) sum += kept_mass(part.first + 32 * (base + row.lane) + (i + row.lane) % 32);
+    }
+    const uint64_t running = scan(sum);
     const uint32_t beyond = __ballot_sync(kFull, before + running > point);
-    if (beyond != 0) return slice.begin + j + __ffs(static_cast<int>(beyond)) - 1;
-    before += __shfl_sync(kFull, running, 31);
+    if (beyond == 0) {
+      before += __shfl_sync(kFull, running, 31);
+      continue;
+    }
+    const int found = __ffs(static_cast<int>(beyond)) - 1;
+    before += __shfl_sync(kFull, running - sum, found);
+    const int j = part.first + 32 * (base + found);
+    const uint32_t past = __ballot_sync(kFull, before + scan(kept_mass(j + row.lane)) > point);
+    return slice.begin + j + __ffs(static_cast<int>(past)) - 1;
   }
   return -1;
 }
 
 // The top entries of a row, ranked by counting.
-__device__ void write_top(Row& row, const Slice& slice, const Candidates& candidates, const Sampling& s, int64_t r,
-                          uint32_t best_key, double log_sum) {
-  const Bound bound = search<false>(row, slice, candidates, static_cast<int32_t>(s.vocab),
-                                    min(static_cast<int64_t>(s.top), s.vocab), best_key, s.vocab);
-  const uint32_t fill = cluster_map(shared_address(&row.boxes.fill), 0);
-  const uint32_t keys = cluster_map(shared_address(candidates.keys), 0),
-                 ids = cluster_map(shared_address(candidates.ids), 0);
+__device__ void write_top(Row& row, const Slice& slice, const Sampling& s, int64_t r, float best, double log_sum) {
+  const Bound bound = top_bound(row, slice, static_cast<int32_t>(s.vocab), s.top, best);
+  if (row.tid == 0) row.s.fill = 0;
+  __syncthreads();
+  Mass mine{0, 0};
   for (int j = row.tid; j < slice.count; j += kThreads) {
     const uint32_t key = key_of(slice.x[j]);
-    if (!bound.keeps(key, slice.begin + j)) continue;
-    uint32_t at;
-    asm volatile("atom.shared::cluster.add.u32 %0, [%1], 1;\n" : "=r"(at) : "r"(fill) : "memory");
-    asm volatile("st.shared::cluster.u32 [%0], %1;\n" ::"r"(keys + 4 * at), "r"(key) : "memory");
-    asm volatile("st.shared::cluster.u32 [%0], %1;\n" ::"r"(ids + 4 * at), "r"(static_cast<uint32_t>(slice.begin + j))
-                 : "memory");
+    if (!bound.keeps(key, slice.begin + j) || (bound.key == 0 && slice.x[j] == -INFINITY)) continue;
+    const uint32_t at = atomicAdd(&row.s.fill, 1U);
+    slice.keys[at] = key, slice.ids[at] = slice.begin + j;
+    ++mine.count;
   }
-  sync_cluster();
-  const int count = static_cast<int>(row.boxes.fill);
-  if (row.rank == 0 && row.tid < s.top) {
-    const int64_t out = r * s.top;
-    if (row.tid < count) {
-      const uint32_t key = candidates.keys[row.tid];
-      const int32_t id = candidates.ids[row.tid];
-      int place = 0;
-      for (int i = 0; i < count; ++i)
-        place += candidates.keys[i] > key || (candidates.keys[i] == key && candidates.ids[i] < id) ? 1 : 0;
-      s.top_ids[out + place] = id;
-      s.top_logprobs[out + place] = static_cast<float>(static_cast<double>(value_of(key)) - log_sum);
-    } else {
-      s.top_ids[out + row.tid] = -1;
-      s.top_logprobs[out + row.tid] = -INFINITY;
-    }
+  const int count = static_cast<int>(row.reduce(mine).count);
+  gather<Mass>(row, slice);
+  if (row.rank != 0 || row.tid >= s.top) return;
+  const int64_t out = r * s.top;
+  if (row.tid >= count) {
+    s.top_ids[out + row.tid] = -1;
+    s.top_logprobs[out + row.tid] = -INFINITY;
+    return;
   }
-  __syncthreads();
-  if (row.tid == 0) row.boxes.fill = 0;
-  sync_cluster();
+  const uint32_t key = slice.keys[row.tid];
+  const int32_t id = slice.ids[row.tid];
+  int place = 0;
+  for (int i = 0; i < count; ++i) place += slice.keys[i] > key || (slice.keys[i] == key && slice.ids[i] < id) ? 1 : 0;
+  s.top_ids[out + place] = id;
+  s.top_logprobs[out + place] = static_cast<float>(static_cast<double>(value_of(key)) - log_sum);
+}
+
+// The lowest id with that logit.
+__device__ int32_t first_id(Row& row, const Slice& slice, float best) {
+  Best found{0, 0};
+  for (int j = row.tid; j < slice.count; j += kThreads) {
+    if (slice.x[j] == best) found.key = max(found.key, kFull - static_cast<uint32_t>(slice.begin + j));
+  }
+  return static_cast<int32_t>(kFull - row.reduce(found).key);
+}
+
+__device__ __forceinline__ bool allowed(const uint32_t* mask, int32_t id) {
+  return (__ldg(mask + id / 32) >> (id % 32) & 1) != 0;
 }
 
 template <bool kBf16>
 __device__ void sample_row(Row& row, const Sampling& s, int64_t r, int64_t per_block, float* shared) {
   const int64_t begin = min(row.rank * per_block, s.vocab), end = min(begin + per_block, s.vocab);
-  const Slice slice{shared, static_cast<int32_t>(begin), static_cast<int32_t>(end - begin)};
-  const Candidates candidates{reinterpret_cast<uint32_t*>(shared + per_block),
-                              reinterpret_cast<int32_t*>(shared + per_block) + kCandidates};
+  uint32_t* lists = reinterpret_cast<uint32_t*>(shared + per_block);
+  const Slice slice{shared,
+                    static_cast<int32_t>(begin),
+                    static_cast<int32_t>(end - begin),
+                    lists,
+                    reinterpret_cast<int32_t*>(lists + kCandidates),
+                    lists + 2 * kCandidates};
   const auto vocab = static_cast<int32_t>(s.vocab);
   const char* logits = static_cast<const char*>(s.logits) + r * s.stride * (kBf16 ? 2 : 4);
   SampleRow params;
@@ -432,97 +664,98 @@ __device__ void sample_row(Row& row, const Sampling& s, int64_t r, int64_t per_b
   } else {
     params.temperature = 0;
   }
-  const bool lead = row.rank == 0 && row.tid == 0;
-
-  Best best;
-  load_slice<kBf16>(logits, begin, slice.count, row.tid, [&](int i, float x) {
-    slice.x[i] = x;
-    best.take(x, slice.begin + i);
-  });
-  const Pair found = row.reduce<Max, true>({best.key, best.flags});
-  best.key = found.value, best.flags = found.count;
-  const auto finish = [&](int32_t id) {  // one thread
-    s.ids[r] = id;
-    if (s.flags != nullptr) s.flags[r] = best.flags;
-  };
-  const bool wants_logs = s.logprobs != nullptr || s.top > 0;
-  double log_sum = 0;
-  const bool broken = (best.flags & kSampleBroken) != 0, nothing = best.value() == -INFINITY;
-  if (broken || nothing) {
-    if (lead) {
-      if (nothing) best.flags |= kSampleNoToken;
-      finish(-1);
-      if (s.logprobs != nullptr) s.logprobs[r] = NAN;
+  struct Take {
+    float* to;
+    Extremes& extremes;
+    __device__ void operator()(int i, float x) const {
+      to[i] = x;
+      extremes.take(x);
     }
+    __device__ void operator()(int i, const float4& x) const {
+      *reinterpret_cast<float4*>(to + i) = x;
+      extremes.take(x.x), extremes.take(x.y), extremes.take(x.z), extremes.take(x.w);
+    }
+  };
+  Extremes extremes;
+  load_slice<kBf16>(logits, begin, slice.count, row.tid, Take{slice.x, extremes});
+  const Best found = row.reduce(Best{key_of(extremes.best), extremes.flags()});
+  float best = value_of(found.key);
+  uint32_t flags = found.flags;
+
+  // Results are written by one thread.
+  double log_sum = 0;
+  const auto finish = [&](int32_t id) {
+    s.ids[r] = id;
+    if (s.flags != nullptr) s.flags[r] = flags;
+    if (s.logprobs == nullptr) return;
+    if (id < 0) {
+      s.logprobs[r] = NAN;
+      return;
+    }
+    const float x = kBf16 ? __bfloat162float(reinterpret_cast<const __nv_bfloat16*>(logits)[id])
+                          : reinterpret_cast<const float*>(logits)[id];
+    s.logprobs[r] = static_cast<float>(static_cast<double>(x) - log_sum);
+  };
+  const bool lead = row.rank == 0 && row.tid == 0;
+  const bool broken = (flags & kSampleBroken) != 0;
+  if (broken || best == -INFINITY) {
+    if (!broken) flags |= kSampleNoToken;
+    if (lead) finish(-1);
     if (row.rank == 0 && row.tid < s.top) {
       s.top_ids[r * s.top + row.tid] = -1;
       s.top_logprobs[r * s.top + row.tid] = NAN;
     }
     return;
   }
-  if (wants_logs) {
-    Pair sum{0, 0};
-    for (int j = row.tid; j < slice.count; j += kThreads)
-      sum.value += sample_mass(sample_weight(slice.x[j], best.value(), 1));
-    log_sum = static_cast<double>(best.value()) + log_total(row.reduce<Sum>(sum).value);
-    if (s.top > 0) write_top(row, slice, candidates, s, r, static_cast<uint32_t>(best.key >> 32), log_sum);
+  if (s.logprobs != nullptr || s.top > 0) {
+    Mass sum{0, 0};
+    for (int j = row.tid; j < slice.count; j += kThreads) sum.value += sample_mass(sample_weight(slice.x[j], best, 1));
+    log_sum = static_cast<double>(best) + log_total(row.reduce(sum).value);
+    if (s.top > 0) write_top(row, slice, s, r, best, log_sum);
   }
-  const auto done = [&](int32_t id) {  // one thread
-    finish(id);
-    if (s.logprobs == nullptr) return;
-    const float x = kBf16 ? __bfloat162float(reinterpret_cast<const __nv_bfloat16*>(logits)[id])
-                          : reinterpret_cast<const float*>(logits)[id];
-    s.logprobs[r] = static_cast<float>(static_cast<double>(x) - log_sum);
-  };
   if (s.mask != nullptr) {
     const uint32_t* mask = s.mask + r * s.mask_stride;
-    uint64_t key = 0;
+    Extremes left;
     for (int j = row.tid; j < slice.count; j += kThreads) {
-      const int32_t id = slice.begin + j;
-      if (!allowed(mask, id)) slice.x[j] = -INFINITY;
-      const uint64_t other = rank_key(slice.x[j], id);
-      key = other > key ? other : key;
+      if (!allowed(mask, slice.begin + j)) slice.x[j] = -INFINITY;
+      left.take(slice.x[j]);
     }
-    best.key = row.reduce<Max>({key, 0}).value;
-    if (best.value() == -INFINITY) {
-      if (!lead) return;
-      best.flags |= kSampleNoToken;
-      finish(-1);
-      if (s.logprobs != nullptr) s.logprobs[r] = NAN;
+    best = value_of(row.reduce(Best{key_of(left.best), 0}).key);
+    if (best == -INFINITY) {
+      flags |= kSampleNoToken;
+      if (lead) finish(-1);
       return;
     }
   }
   if (params.temperature == 0) {
-    if (lead) done(rank_id(best.key));
+    const int32_t id = first_id(row, slice, best);
+    if (lead) finish(id);
     return;
   }
+  __syncthreads();  // a thread's entries change between the passes
   Bound bound{0, kAllIds};
-  const bool with_top_k = params.top_k > 0 && params.top_k < vocab;
-  if (with_top_k)
-    bound = search<false>(row, slice, candidates, vocab, params.top_k, static_cast<uint32_t>(best.key >> 32), vocab);
-  const Pair all = weigh(row, slice, best.value(), params.temperature, with_top_k ? &bound : nullptr);
+  if (params.top_k > 0 && params.top_k < vocab) bound = top_bound(row, slice, vocab, params.top_k, best);
+  const bool with_top_p = params.top_p < 1;
+  const Mass all = with_top_p ? weigh<true>(row, slice, best, params.temperature, bound)
+                              : weigh<false>(row, slice, best, params.temperature, bound);
   bound = {0, kAllIds};
-  if (params.top_p < 1) {
-    // Entries that weigh less than what is cut, evenly spread over all, cannot be in the set.
-    const float small = (1 - params.top_p) * static_cast<float>(static_cast<double>(all.value) * 0x1p-44 / vocab);
-    bound = search<true>(row, slice, candidates, vocab, sample_target(params.top_p, all.value),
-                         __float_as_uint(small * 0.999F), all.count);
-  }
-  const int32_t id = draw(row, slice, bound, params.min_p, params.uniform);
-  if (id >= 0 && row.lane == 0) done(id);
+  if (with_top_p) bound = search<true>(row, slice, vocab, sample_target(params.top_p, all.value), 0);
+  const bool filtered = with_top_p || params.min_p > 0;
+  if (!filtered) __syncthreads();
+  const int32_t id = draw(row, slice, bound, params.min_p, params.uniform, filtered ? nullptr : &all);
+  if (id >= 0 && row.lane == 0) finish(id);
 }
 
 template <bool kBf16>
 __global__ void __launch_bounds__(kThreads, 2) sample(const __grid_constant__ Sampling s, int64_t per_block) {
   extern __shared__ __align__(128) float slice[];
-  __shared__ Boxes boxes;
-  Row row{boxes,
+  __shared__ Shared shared;
+  Row row{shared,
           static_cast<int>(cluster_rank()),
           kCluster,
           static_cast<int>(threadIdx.x),
           static_cast<int>(threadIdx.x / 32),
           static_cast<int>(threadIdx.x & 31)};
-  if (row.tid == 0) boxes.fill = 0;
   sync_cluster();  // every block has begun: stores into it may start
   dependent_begin();
   sample_row<kBf16>(row, s, blockIdx.x / kCluster, per_block, slice);
@@ -531,8 +764,8 @@ __global__ void __launch_bounds__(kThreads, 2) sample(const __grid_constant__ Sa
 
 template <bool kBf16>
 __global__ void __launch_bounds__(kThreads) argmax(const __grid_constant__ Sampling s, int cluster, int64_t per_block) {
-  __shared__ Boxes boxes;
-  Row row{boxes,
+  __shared__ Shared shared;
+  Row row{shared,
           cluster > 1 ? static_cast<int>(cluster_rank()) : 0,
           cluster,
           static_cast<int>(threadIdx.x),
@@ -542,23 +775,29 @@ __global__ void __launch_bounds__(kThreads) argmax(const __grid_constant__ Sampl
   dependent_begin();
   const int64_t r = blockIdx.x / cluster, begin = min(row.rank * per_block, s.vocab), end = min(begin + per_block, s.vocab);
   const char* logits = static_cast<const char*>(s.logits) + r * s.stride * (kBf16 ? 2 : 4);
-  // Entries come in ascending order of ids for one thread, so the first of equals stays.
-  float best = -INFINITY;
-  int32_t id = static_cast<int32_t>(begin) + row.tid;
-  uint32_t flags = 0;
-  bool any = false;
-  load_slice<kBf16>(logits, begin, static_cast<int>(end - begin), row.tid, [&](int i, float x) {
-    flags |= flags_of(x);
-    if (x > best || !any) best = x, id = static_cast<int32_t>(begin) + i, any = true;
-  });
+  // A thread meets ascending ids, so the first of equals stays.
+  struct Take {
+    Extremes& extremes;
+    int& at;
+    __device__ void operator()(int i, float x) const {
+      if (x > extremes.best) at = i;
+      extremes.take(x);
+    }
+    __device__ void operator()(int i, const float4& x) const {
+      (*this)(i, x.x), (*this)(i + 1, x.y), (*this)(i + 2, x.z), (*this)(i + 3, x.w);
+    }
+  };
+  Extremes extremes;
+  int at = 0;
+  load_slice<kBf16>(logits, begin, static_cast<int>(end - begin), row.tid, Take{extremes, at});
   if (cluster > 1) cluster_wait();
-  const Pair found = row.reduce<Max, true>({any ? rank_key(best, id) : 0, flags});
+  const Range found = row.reduce(
+      Range{static_cast<uint64_t>(~key_of(extremes.best)) << 32 | static_cast<uint32_t>(begin + at), ~uint64_t{0}});
+  const uint32_t flags = row.reduce(Best{0, extremes.flags()}).flags;
   if (row.rank == 0 && row.tid == 0) {
-    uint32_t out = found.count;
-    const bool nothing = value_of(static_cast<uint32_t>(found.value >> 32)) == -INFINITY;
-    if (nothing) out |= kSampleNoToken;
-    s.ids[r] = nothing || (out & kSampleBroken) != 0 ? -1 : rank_id(found.value);
-    if (s.flags != nullptr) s.flags[r] = out;
+    const bool nothing = value_of(~static_cast<uint32_t>(found.low >> 32)) == -INFINITY;
+    s.ids[r] = nothing || (flags & kSampleBroken) != 0 ? -1 : static_cast<int32_t>(found.low);
+    if (s.flags != nullptr) s.flags[r] = flags | (nothing && (flags & kSampleBroken) == 0 ? kSampleNoToken : 0);
   }
 }
 

@@ -8,7 +8,9 @@ namespace k3::ops::cuda {
 constexpr float kGluLog2E = 1.44269504F;
 
 // The exponent is capped: __fdividef returns 0 for divisors beyond 2^126.
-__device__ __forceinline__ float sigmoid_fast(float x) { return __fdividef(1, 1 + exp2_approx(fminf(-kGluLog2E * x, 126.0F))); }
+__device__ __forceinline__ float sigmoid_fast(float x) {
+  return __fdividef(1, 1 + exp2_approx(fminf(-kGluLog2E * x, 126.0F)));
+}
 
 // tanh |x| = top / bottom by e^(-2|x|); near 0 by its series, where 1 - e would cancel. Relative error below 1e-6.
 __device__ __forceinline__ void tanh_fraction(float x, float e, float& top, float& bottom) {
@@ -27,9 +29,11 @@ struct SituBetas {
   bool linear, four;                     // with a linear beta; beta is 4: e^(-|g|) is a square
 };
 inline SituBetas situ_betas(float beta, float linear_beta) {
-  return {linear_beta > 0 ? beta * linear_beta : beta, 1 / beta, linear_beta > 0 ? 1 / linear_beta : 0, linear_beta > 0, beta == 4};
+  return {linear_beta > 0 ? beta * linear_beta : beta, 1 / beta, linear_beta > 0 ? 1 / linear_beta : 0, linear_beta > 0,
+          beta == 4};
 }
-// One quotient: tops and bottoms of the tanhs and of the sigmoid are multiplied first (the rate of special functions is the limit).
+// One quotient: tops and bottoms of the tanhs and of the sigmoid are multiplied first (the rate of special functions is the
+// limit).
 __device__ __forceinline__ float situ_glu(float gate, float up, const SituBetas& b) {
   const float a = gate * b.inverse, e = exp2_approx(-2 * kGluLog2E * fabsf(a));
   const float whole = b.four ? e * e : exp2_approx(-kGluLog2E * fabsf(gate));  // e^(-|gate|)
