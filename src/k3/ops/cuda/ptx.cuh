@@ -255,11 +255,19 @@ __device__ __forceinline__ void cluster_store(uint32_t address, float x) {  // a
 }
 // d += a b in TF32 (the low 13 bits of a and b are ignored), a 16 x 8 row-major fragment, b 8 x 8 column-major fragment.
 __device__ __forceinline__ void mma_tf32(float (&d)[4], const float (&a)[4], const float (&b)[2]) {
-  asm volatile(
+  asm(
       "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};\n"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(__float_as_uint(a[0])), "r"(__float_as_uint(a[1])), "r"(__float_as_uint(a[2])), "r"(__float_as_uint(a[3])),
         "r"(__float_as_uint(b[0])), "r"(__float_as_uint(b[1])));
+}
+// d = a b
+__device__ __forceinline__ void mma_tf32_from_zero(float (&d)[4], const float (&a)[4], const float (&b)[2]) {
+  asm(
+      "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};\n"
+      : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+      : "r"(__float_as_uint(a[0])), "r"(__float_as_uint(a[1])), "r"(__float_as_uint(a[2])), "r"(__float_as_uint(a[3])),
+        "r"(__float_as_uint(b[0])), "r"(__float_as_uint(b[1])), "f"(0.0F));
 }
 
 // ---- loads of what is read once (weights): kept out of L1; !take: zeros ----
@@ -299,6 +307,12 @@ __device__ __forceinline__ uint4 shared_load_16(uint32_t address) {
   uint4 v;
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];\n" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address) : "memory");
   return v;
+}
+
+__device__ __forceinline__ float rcp_approx(float x) {  // 1 ulp; of infinity 0
+  float out;
+  asm("rcp.approx.ftz.f32 %0, %1;\n" : "=f"(out) : "f"(x));
+  return out;
 }
 
 }  // namespace k3::ops::cuda

@@ -1,10 +1,7 @@
-// Purpose:  what the kernels of KDA decode, speculative verify and commit are given; plain C, so that a shared library can export them.
-// Shapes:   D = 128; channel c = head * 128 + j. See the fields.
-// Units:    strides in elements of the array's type.
-// Memory:   every pointer is one of the device; nothing is owned.
-// Threads:  none.
-// Errors:   none; kda_decode_cuda.h and kda_verify_cuda.h check.
-// Source:   kernels.md 4 and 5.
+// Purpose:  what the kernels of KDA decode, speculative verify and commit are given; plain C, so that a shared library can
+// export them. Shapes:   D = 128; channel c = head * 128 + j. See the fields. Units:    strides in elements of the array's
+// type. Memory:   every pointer is one of the device; nothing is owned. Threads:  none. Errors:   none; kda_decode_cuda.h
+// and kda_verify_cuda.h check. Source:   kernels.md 4 and 5.
 #pragma once
 
 #include <stdint.h>
@@ -24,8 +21,8 @@ typedef struct KdaWeights {
   int32_t heads;
 } KdaWeights;
 
-// One row a token, BF16: columns of larger products, so each with its row stride. x: projections q, k, v before the convolution.
-// x, z, gate, out: channel c, aligned to 8 bytes, strides a multiple of 4. beta: head h.
+// One row a token, BF16: columns of larger products, so each with its row stride. x: projections q, k, v before the
+// convolution. x, z, gate, out: channel c, aligned to 8 bytes, strides a multiple of 4; for verify 16 bytes and 8 (but out). beta: head h.
 typedef struct KdaRows {
   const void* x[3];
   int64_t x_stride[3];
@@ -39,8 +36,8 @@ typedef struct KdaRows {
   int64_t out_stride;
 } KdaRows;
 
-// state [slots, H, 128 (v), 128 (k)] FP32 or BF16, aligned to 16 bytes; conv [slots, 3 (q, k, v), 3 (oldest first), H * 128] BF16 or
-// FP32, aligned to 16 bytes. slots [B]: below 0 the request has zero output and nothing is written.
+// state [slots, H, 128 (v), 128 (k)] FP32 or BF16, aligned to 16 bytes; conv [slots, 3 (q, k, v), 3 (oldest first), H * 128]
+// BF16 or FP32, aligned to 16 bytes. slots [B]: below 0 the request has zero output and nothing is written.
 typedef struct KdaSlots {
   void* state;
   int64_t state_stride;
@@ -53,7 +50,8 @@ typedef struct KdaSlots {
 
 typedef struct KdaLaunch {
   int32_t dependent;    // programmatic dependent launch: may start while the kernel before it in the stream still runs
-  int32_t early_state;  // with it: all but the rows (slots, states, counts, windows) was complete before the kernel just before in the stream began
+  int32_t early_state;  // with it: all but the rows (slots, states, counts, windows) was complete before the kernel just
+                        // before in the stream began
   int32_t form;         // 0: kda_*_config chooses; else one of its forms (benches)
 } KdaLaunch;
 
@@ -65,8 +63,8 @@ typedef struct KdaDecodeArgs {
   int32_t batch;
 } KdaDecodeArgs;
 
-// What a window leaves for its commit, FP32, per slot [H, max_tokens, 3, 128]: kn (normalised keys), the decay factor e^g of the
-// token, u; and the inputs of its convolutions, BF16, per slot [max_tokens, 3, H * 128].
+// What a window leaves for its commit, FP32, per slot [H, max_tokens, 3, 128]: kn (normalised keys), the decay factor e^g of
+// the token, u; and the inputs of its convolutions, BF16, per slot [max_tokens, 3, H * 128].
 typedef struct KdaWindow {
   float* factors;
   int64_t factors_stride;
@@ -75,8 +73,8 @@ typedef struct KdaWindow {
   int32_t max_tokens;  // 8 or 16
 } KdaWindow;
 
-// accepted [B]: so many tokens of the window in the slot are committed first. boundary [B], export_slots [B] (null: none): the state
-// after boundary tokens, 0 .. accepted, goes to this slot, below 0 to none; conv state alike.
+// accepted [B]: so many tokens of the window in the slot are committed first. boundary [B], export_slots [B] (null: none):
+// the state after boundary tokens, 0 .. accepted, goes to this slot, below 0 to none; conv state alike.
 typedef struct KdaCommit {
   const int32_t* accepted;
   const int32_t* boundary;

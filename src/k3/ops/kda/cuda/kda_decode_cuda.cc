@@ -1,6 +1,7 @@
 #include "k3/ops/kda/cuda/kda_decode_cuda.h"
 
 #include "k3/base/check.h"
+#include "k3/ops/kda/cuda/kda_decode_cuda.cuh"
 
 namespace k3::ops::cuda {
 namespace {
@@ -28,20 +29,11 @@ void check_kda_rows(const KdaRows& rows, int64_t heads) {
 }
 
 void check_kda_slots(const KdaSlots& s, int64_t heads) {
-  K3_CHECK(aligned(s.state, 16) && s.state_stride >= heads * 128 * 128 && s.state_stride % 8 == 0, "kda_decode: state, stride {}",
-           s.state_stride);
-  K3_CHECK(aligned(s.conv, 16) && s.conv_stride >= 9 * heads * 128 && s.conv_stride % 8 == 0, "kda_decode: conv state, stride {}",
-           s.conv_stride);
+  K3_CHECK(aligned(s.state, 16) && s.state_stride >= heads * 128 * 128 && s.state_stride % 8 == 0,
+           "kda_decode: state, stride {}", s.state_stride);
+  K3_CHECK(aligned(s.conv, 16) && s.conv_stride >= 9 * heads * 128 && s.conv_stride % 8 == 0,
+           "kda_decode: conv state, stride {}", s.conv_stride);
   K3_CHECK(s.slots != nullptr, "kda_decode: no slots");
-}
-
-KdaDecodeConfig kda_decode_config(int64_t pairs, bool state_bf16, int form, const DeviceInfo& device) {
-  if (form >= 1 && form <= 4) return {.split = 1 << (form - 1), .warps = form == 1 ? 8 : 4};
-  if (form >= 5) return {.split = 1, .warps = form == 5 ? 4 : 8, .bulk = true};
-  int split = 1;
-  while (split < 8 && pairs * split < 2 * device.sm_count) split *= 2;
-  if (split > 1) return {.split = split, .warps = 4};
-  return {.split = 1, .warps = state_bf16 ? 4 : 8, .bulk = true};
 }
 
 CudaStatus kda_decode_cuda(const KdaDecodeArgs& args, Stream stream) {
@@ -50,7 +42,8 @@ CudaStatus kda_decode_cuda(const KdaDecodeArgs& args, Stream stream) {
   check_kda_weights(args.weights);
   check_kda_rows(args.rows, heads);
   check_kda_slots(args.slots, heads);
-  const KdaDecodeConfig config = kda_decode_config(args.batch * heads, args.slots.state_bf16 != 0, args.launch.form, device_info());
+  const KdaDecodeConfig config =
+      kda_decode_config(args.batch * heads, args.slots.state_bf16 != 0, args.launch.form, device_info().sm_count);
   return {kda_decode_launch(args, config, stream)};
 }
 

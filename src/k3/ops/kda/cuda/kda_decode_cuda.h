@@ -1,24 +1,21 @@
 // Purpose:  one decode step of KDA on a GPU in one kernel: convolution, SiLU, L2 norms, gate, recurrence, gated output norm.
-// Shapes:   kda_decode_args.h. 1 .. any batch, 1 .. any heads, D = 128, 4 taps; state FP32 or BF16, V-first; inputs and out BF16.
-// Units:    strides in elements.
-// Memory:   out is overwritten; state and conv state of each slot are read and replaced, no two requests may share one. Slots below
+// Shapes:   kda_decode_args.h. 1 .. any batch, 1 .. any heads, D = 128, 4 taps; state FP32 or BF16, V-first; inputs and out
+// BF16. Units:    strides in elements. Memory:   out is overwritten; state and conv state of each slot are read and
+// replaced, no two requests may share one. Slots below
 //           0: zero output, nothing else is touched. No workspace. A BF16 state is rounded to nearest once a step.
 // Threads:  any; may be captured in a graph, slots are read from device memory.
 // Errors:   CudaStatus of the launch; K3_CHECK on null pointers, alignment and strides.
-// Source:   kernels.md 4; model.md 3.3. Tolerance against short_conv_ref, kda_ref and a norm in double (norm ratio): out 3e-3 (its
+// Source:   kernels.md 4; model.md 3.3. Tolerance against short_conv_ref, kda_ref and a norm in double (norm ratio): out
+// 3e-3 (its
 //           BF16 rounding is 1.7e-3), FP32 state 1e-6, BF16 state 3e-3 a step and 2e-2 after 4,096; conv state bit exact.
 #pragma once
 
 #include "k3/ops/cuda/launch.h"
 #include "k3/ops/kda/cuda/kda_decode_args.h"
-#include "k3/ops/kda/cuda/kda_decode_cuda.cuh"
 
 namespace k3::ops::cuda {
 
 CudaStatus kda_decode_cuda(const KdaDecodeArgs& args, Stream stream);
-
-// The choice for `pairs` = B * H; form: 0 automatic, else 1 2 3 4: split 1 2 4 8; 5 6: bulk with 4 or 8 warps.
-KdaDecodeConfig kda_decode_config(int64_t pairs, bool state_bf16, int form, const DeviceInfo& device);
 
 // Checks shared with kda_verify_cuda.
 void check_kda_weights(const KdaWeights& weights);

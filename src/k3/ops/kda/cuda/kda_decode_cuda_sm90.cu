@@ -6,8 +6,8 @@
 namespace k3::ops::cuda {
 namespace {
 
-// A row of the state lies in 16 lanes, 8 values each; so every access has 16 bytes a lane and 8 shuffles become 5 (dots). `Raw` is
-// what memory holds, column() the first of the lane's columns of half i (of 4 columns).
+// A row of the state lies in 16 lanes, 8 values each; so every access has 16 bytes a lane and 8 shuffles become 5 (dots).
+// `Raw` is what memory holds, column() the first of the lane's columns of half i (of 4 columns).
 template <class State>
 struct RowOf;
 template <>
@@ -105,8 +105,8 @@ struct Step {
     for (int i = 8; i > 0; i >>= 1) key_query += __shfl_xor_sync(0xFFFFFFFFU, key_query, i);
     beta = f.beta;
   }
-  // x becomes the row after the token; returns the output. The output is read after the update, but its dot is taken beside the
-  // key's over the decayed row: what the update adds to it is u kn.qn.
+  // x becomes the row after the token; returns the output. The output is read after the update, but its dot is taken beside
+  // the key's over the decayed row: what the update adds to it is u kn.qn.
   __device__ __forceinline__ float row(float (&x)[8], float v, int lane) const {
     float a = 0, b = 0;
 #pragma unroll
@@ -201,7 +201,8 @@ __global__ void __launch_bounds__(kWarps * 32, min_blocks<State, kSplit, kWarps>
 #pragma unroll
       for (int i = 0; i < kOut; ++i) {
         const int row = lane + 32 * i;
-        gate[i] = row < kRows ? load_bf16(args.rows.gate, request * args.rows.gate_stride + head * kDim + first + row) : 0.0F;
+        gate[i] =
+            row < kRows ? load_bf16(args.rows.gate, request * args.rows.gate_stride + head * kDim + first + row) : 0.0F;
       }
     }
     float y[4];
@@ -280,7 +281,8 @@ __global__ void __launch_bounds__(kWarps * 32, min_blocks<State, kSplit, kWarps>
     sum = warp_sum(sum);
   }
   if constexpr (kSplit > 1) {
-    if (warp == 0 && lane < kSplit) cluster_store(cluster_map(shared_address(&sums[rank]), static_cast<uint32_t>(lane)), sum);
+    if (warp == 0 && lane < kSplit)
+      cluster_store(cluster_map(shared_address(&sums[rank]), static_cast<uint32_t>(lane)), sum);
     cluster_arrive();
     cluster_wait();
     if (warp == 0) {
@@ -315,7 +317,8 @@ int launch_one(const KdaDecodeArgs& args, cudaStream_t stream) {
 
 template <class State>
 int launch_state(const KdaDecodeArgs& args, const KdaDecodeConfig& c, cudaStream_t stream) {
-  if (c.bulk) return c.warps == 4 ? launch_one<State, 1, 4, true>(args, stream) : launch_one<State, 1, 8, true>(args, stream);
+  if (c.bulk)
+    return c.warps == 4 ? launch_one<State, 1, 4, true>(args, stream) : launch_one<State, 1, 8, true>(args, stream);
   switch (c.split) {
     case 1: return launch_one<State, 1, 8, false>(args, stream);
     case 2: return launch_one<State, 2, 4, false>(args, stream);
@@ -328,7 +331,8 @@ int launch_state(const KdaDecodeArgs& args, const KdaDecodeConfig& c, cudaStream
 
 int kda_decode_launch(const KdaDecodeArgs& args, const KdaDecodeConfig& config, cudaStream_t stream) {
   if (args.batch * args.weights.heads == 0) return 0;
-  return args.slots.state_bf16 != 0 ? launch_state<__nv_bfloat16>(args, config, stream) : launch_state<float>(args, config, stream);
+  return args.slots.state_bf16 != 0 ? launch_state<__nv_bfloat16>(args, config, stream)
+                                    : launch_state<float>(args, config, stream);
 }
 
 }  // namespace k3::ops::cuda

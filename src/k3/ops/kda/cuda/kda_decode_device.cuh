@@ -1,5 +1,5 @@
-// Internal to ops/kda. What the decode and verify kernels share: convolution of four channels a lane, gates, rows of a state in
-// registers.
+// Internal to ops/kda. What the decode and verify kernels share: convolution of four channels a lane, gates, rows of a state
+// in registers.
 #pragma once
 
 #include "k3/ops/cuda/ptx.cuh"
@@ -44,12 +44,19 @@ __device__ __forceinline__ void store_conv(const KdaSlots& s, int64_t i, const f
   }
 }
 
-__device__ __forceinline__ float sigmoid(float x) { return __fdividef(1.0F, 1.0F + __expf(-x)); }
+constexpr float kLog2e = 1.4426950408889634F;
+__device__ __forceinline__ float sigmoid(float x) { return rcp_approx(1.0F + exp2_approx(-kLog2e * x)); }
 
 // The factor e^g of a token; `rate` is exp(a_log). Exact functions: its error stays in the state.
 __device__ __forceinline__ float decay_factor(float x, float rate, float lower_bound) {
-  if (lower_bound != 0) return expf(lower_bound / (1.0F + expf(-rate * x)));
+  if (lower_bound != 0) return expf(lower_bound * rcp_approx(1.0F + expf(-rate * x)));
   return expf(-rate * (fmaxf(x, 0.0F) + log1pf(expf(-fabsf(x)))));
+}
+
+// The same, for windows: relative error below 1e-6.
+__device__ __forceinline__ float decay_factor_approx(float x, float rate, float lower_bound) {
+  if (lower_bound != 0) return exp2_approx(kLog2e * lower_bound * sigmoid(rate * x));
+  return exp2_approx(-rate * (kLog2e * fmaxf(x, 0.0F) + __log2f(1.0F + exp2_approx(-kLog2e * fabsf(x)))));
 }
 
 // silu of the convolution; taps of channel i: oldest first.

@@ -16,7 +16,8 @@ void decode_cases(Bench& bench) {
         const std::string name = fmt::format("H={} B={} {}", heads, batch, bf16 ? "bf16" : "f32");
         if (!bench.wants("kda_decode", name)) continue;
         const int64_t state_bytes = pairs * kStateElements * (bf16 ? 2 : 4);
-        const StepBuffers buffers(batch, heads, batch, bf16, std::clamp<int64_t>((int64_t{200} << 20) / state_bytes + 1, 2, 256), 0);
+        const StepBuffers buffers(batch, heads, batch, bf16,
+                                  std::clamp<int64_t>((int64_t{200} << 20) / state_bytes + 1, 2, 256), 0);
         BenchLine line;
         line.kernel = "kda_decode";
         line.bytes = static_cast<double>(2 * state_bytes + pairs * (4608 + 6 * 256 + 2));

@@ -1,4 +1,5 @@
-// Internal to ops/kda. Device buffers of the decode, verify and commit benches: `copies` separate sets of states to rotate among.
+// Internal to ops/kda. Device buffers of the decode, verify and commit benches: `copies` separate sets of states to rotate
+// among.
 #pragma once
 
 #include <algorithm>
@@ -18,10 +19,22 @@ class StepBuffers {
  public:
   // rows: tokens of one call. max_tokens 0: no windows.
   StepBuffers(int64_t batch, int64_t heads, int64_t rows, bool state_bf16, int64_t copies, int max_tokens)
-      : batch_(batch), heads_(heads), rows_(rows), width_(heads * 128), copies_(copies), max_tokens_(max_tokens), state_bf16_(state_bf16),
-        wide_(5 * width_ + (heads + 7) / 4 * 4), x_(copies * rows * wide_), out_(copies * rows * width_), taps_(width_ * 12), small_(width_ * 2),
-        state_(copies * batch * width_ * 128 * (state_bf16 ? 1 : 2)), conv_(copies * batch * 9 * width_),
-        factors_(copies * batch * width_ * 3 * max_tokens), inputs_(copies * batch * width_ * 3 * max_tokens) {
+      : batch_(batch),
+        heads_(heads),
+        rows_(rows),
+        width_(heads * 128),
+        copies_(copies),
+        max_tokens_(max_tokens),
+        state_bf16_(state_bf16),
+        wide_(5 * width_ + (heads + 7) / 8 * 8),
+        x_(copies * rows * wide_),
+        out_(copies * rows * width_),
+        taps_(width_ * 12),
+        small_(width_ * 2),
+        state_(copies * batch * width_ * 128 * (state_bf16 ? 1 : 2)),
+        conv_(copies * batch * 9 * width_),
+        factors_(copies * batch * width_ * 3 * max_tokens),
+        inputs_(copies * batch * width_ * 3 * max_tokens) {
     fill(x_.data(), x_.size(), 1);
     fill(state_.data(), state_.size(), 0.05F);
     fill(conv_.data(), conv_.size(), 1);
@@ -78,7 +91,9 @@ class StepBuffers {
   }
 
  private:
-  static void fill(uint16_t* x, int64_t count, float scale) { gpu_check(fill_normal_bf16(x, count, 5, scale, nullptr).code, "fill"); }
+  static void fill(uint16_t* x, int64_t count, float scale) {
+    gpu_check(fill_normal_bf16(x, count, 5, scale, nullptr).code, "fill");
+  }
 
   int64_t batch_, heads_, rows_, width_, copies_;
   int max_tokens_;

@@ -16,7 +16,8 @@ KdaCase plain(int64_t heads) {
 }
 
 // `steps` tokens of every request, each compared; after a step the reference goes on from the kernel's state.
-void compare(const KdaCase& shape, int64_t requests, int64_t steps, bool state_bf16, bool conv_bf16, int form, WorstRatios& worst) {
+void compare(const KdaCase& shape, int64_t requests, int64_t steps, bool state_bf16, bool conv_bf16, int form,
+             WorstRatios& worst) {
   StepProblem p(shape, steps * requests, requests, state_bf16, conv_bf16, 5 + static_cast<uint64_t>(form));
   StepDevice d(p);
   std::vector<RequestState> states = p.initial;
@@ -167,8 +168,8 @@ TEST(KdaDecodeGpu, DependentLaunchesChangeNothing) {
   }
 }
 
-// Rounding to BF16 once a step must not drift (kernels.md 9): 4,096 steps. Where the gate keeps nearly all, the format itself is off by
-// 2 %: there the kernel is held to what double arithmetic makes of the same roundings.
+// Rounding to BF16 once a step must not drift (kernels.md 9): 4,096 steps. Where the gate keeps nearly all, the format
+// itself is off by 2 %: there the kernel is held to what double arithmetic makes of the same roundings.
 TEST(KdaDecodeGpu, LongRunsStayNearTheReference) {
   K3_NEEDS_GPU();
   constexpr int64_t kSteps = 4096;
@@ -192,8 +193,8 @@ TEST(KdaDecodeGpu, LongRunsStayNearTheReference) {
         allowed = 1.1 * norm_ratio(rounded.state, s.state);
       }
       const double state = norm_ratio(d.state_of(d.slots[0]), s.state), out = norm_ratio(d.out(0, kSteps), expected);
-      fmt::print("  {} {} after {} steps: out {:.2e}, state {:.2e} (allowed {:.2e})\n", c.name, bf16 ? "bf16" : "f32", kSteps, out, state,
-                 allowed);
+      fmt::print("  {} {} after {} steps: out {:.2e}, state {:.2e} (allowed {:.2e})\n", c.name, bf16 ? "bf16" : "f32",
+                 kSteps, out, state, allowed);
       EXPECT_LE(state, allowed);
       EXPECT_LE(out, allowed_out);
     }

@@ -1,5 +1,6 @@
-// Internal to ops/kda. What the GPU tests of decode, verify and commit share: inputs as columns of one wide matrix, paged slots that
-// are not contiguous, and the reference: short_conv_ref, kda_ref and the gated norm in double, request by request.
+// Internal to ops/kda. What the GPU tests of decode, verify and commit share: inputs as columns of one wide matrix, paged
+// slots that are not contiguous, and the reference: short_conv_ref, kda_ref and the gated norm in double, request by
+// request.
 #pragma once
 
 #include <algorithm>
@@ -30,8 +31,16 @@ struct StepProblem {
   static constexpr float kEps = 1e-5F;
 
   StepProblem(KdaCase c, int64_t rows_, int64_t requests_, bool state_bf16_, bool conv_bf16_, uint64_t seed)
-      : shape(with_rows(c, rows_)), rows(rows_), requests(requests_), heads(c.heads), width(c.heads * 128), state_bf16(state_bf16_),
-        conv_bf16(conv_bf16_), data(shape, seed), gate(random_bf16(rows_ * width, seed + 20)), norm(random_normal(128, seed + 21)) {
+      : shape(with_rows(c, rows_)),
+        rows(rows_),
+        requests(requests_),
+        heads(c.heads),
+        width(c.heads * 128),
+        state_bf16(state_bf16_),
+        conv_bf16(conv_bf16_),
+        data(shape, seed),
+        gate(random_bf16(rows_ * width, seed + 20)),
+        norm(random_normal(128, seed + 21)) {
     for (std::vector<float>* x : {&data.q, &data.k, &data.v, &data.z, &data.b}) {
       for (float& v : *x) v = round_to_bf16(v);
     }
@@ -60,8 +69,8 @@ struct StepProblem {
     for (size_t part = 0; part < 3; ++part) {
       conv[part].resize(count);
       const ConvTail tail{s.tails[part].data(), DType::f32};
-      short_conv_ref(matrix(const_cast<float*>(x[part]) + row * width, tokens, width), matrix(taps[part].data(), width, 4), offsets,
-                     {&tail, 1}, matrix(conv[part].data(), tokens, width));
+      short_conv_ref(matrix(const_cast<float*>(x[part]) + row * width, tokens, width), matrix(taps[part].data(), width, 4),
+                     offsets, {&tail, 1}, matrix(conv[part].data(), tokens, width));
     }
     KdaArgs args;
     void* state = s.state.data();
@@ -100,8 +109,12 @@ struct StepProblem {
 class StepDevice {
  public:
   explicit StepDevice(StepProblem& p)
-      : p_(p), wide_(5 * p.width + (p.heads + 7) / 4 * 4), out_stride_(p.width + 12), slot_count_(2 * p.requests + 3),
-        state_stride_(p.width * 128 + 64), conv_stride_(9 * p.width + 32) {
+      : p_(p),
+        wide_(5 * p.width + (p.heads + 8) / 8 * 8),
+        out_stride_(p.width + 12),
+        slot_count_(2 * p.requests + 3),
+        state_stride_(p.width * 128 + 64),
+        conv_stride_(9 * p.width + 32) {
     std::vector<float> x(static_cast<size_t>(p.rows * wide_));
     const float* parts[5] = {p.data.q.data(), p.data.k.data(), p.data.v.data(), p.data.z.data(), p.gate.data()};
     for (int64_t r = 0; r < p.rows; ++r) {
@@ -167,17 +180,24 @@ class StepDevice {
   std::vector<float> out(int64_t row, int64_t count) const {
     const std::vector<float> all = from_bf16(out_.get());
     std::vector<float> y;
-    for (int64_t r = row; r < row + count; ++r) y.insert(y.end(), all.begin() + r * out_stride_, all.begin() + r * out_stride_ + p_.width);
+    for (int64_t r = row; r < row + count; ++r)
+      y.insert(y.end(), all.begin() + r * out_stride_, all.begin() + r * out_stride_ + p_.width);
     return y;
   }
   void poison_out() const { out_.poison(); }
   // Bytes of one slot (without the gap to the next).
-  std::vector<uint8_t> state_bytes_of(int64_t slot) const { return bytes(state_, slot, p_.width * 128, state_stride_, state_bytes()); }
-  std::vector<uint8_t> conv_bytes_of(int64_t slot) const { return bytes(conv_, slot, 9 * p_.width, conv_stride_, conv_bytes()); }
+  std::vector<uint8_t> state_bytes_of(int64_t slot) const {
+    return bytes(state_, slot, p_.width * 128, state_stride_, state_bytes());
+  }
+  std::vector<uint8_t> conv_bytes_of(int64_t slot) const {
+    return bytes(conv_, slot, 9 * p_.width, conv_stride_, conv_bytes());
+  }
   std::vector<float> state_of(int64_t slot) const { return to_floats(state_bytes_of(slot), p_.state_bf16); }
   // Is what the slot holds as poisoned as it was?
   bool untouched(int64_t slot) const {
-    const auto clean = [](const std::vector<uint8_t>& x) { return std::all_of(x.begin(), x.end(), [](uint8_t b) { return b == 0xFF; }); };
+    const auto clean = [](const std::vector<uint8_t>& x) {
+      return std::all_of(x.begin(), x.end(), [](uint8_t b) { return b == 0xFF; });
+    };
     return clean(state_bytes_of(slot)) && clean(conv_bytes_of(slot));
   }
   bool guards_intact() const { return out_.guards_intact() && state_.guards_intact() && conv_.guards_intact(); }
@@ -185,8 +205,12 @@ class StepDevice {
   bool conv_is(int64_t slot, const RequestState& s) const { return conv_bytes_of(slot) == encode(joined(s), p_.conv_bf16); }
   void put(int64_t slot, const RequestState& s) const {
     const std::vector<uint8_t> state = encode(s.state, p_.state_bf16), conv = encode(joined(s), p_.conv_bf16);
-    gpu_check(cudaMemcpy(state_.data() + slot * state_stride_ * state_bytes(), state.data(), state.size(), cudaMemcpyHostToDevice), "put");
-    gpu_check(cudaMemcpy(conv_.data() + slot * conv_stride_ * conv_bytes(), conv.data(), conv.size(), cudaMemcpyHostToDevice), "put");
+    gpu_check(
+        cudaMemcpy(state_.data() + slot * state_stride_ * state_bytes(), state.data(), state.size(), cudaMemcpyHostToDevice),
+        "put");
+    gpu_check(
+        cudaMemcpy(conv_.data() + slot * conv_stride_ * conv_bytes(), conv.data(), conv.size(), cudaMemcpyHostToDevice),
+        "put");
   }
 
  private:
@@ -209,7 +233,8 @@ class StepDevice {
     std::memcpy(x.data(), raw.data(), raw.size());
     return x;
   }
-  static std::vector<uint8_t> bytes(const DeviceArray<uint8_t>& pool, int64_t slot, int64_t count, int64_t stride, int64_t size) {
+  static std::vector<uint8_t> bytes(const DeviceArray<uint8_t>& pool, int64_t slot, int64_t count, int64_t stride,
+                                    int64_t size) {
     std::vector<uint8_t> out(static_cast<size_t>(count * size));
     gpu_check(cudaMemcpy(out.data(), pool.data() + slot * stride * size, out.size(), cudaMemcpyDeviceToHost), "get");
     return out;

@@ -1,6 +1,7 @@
 #include "k3/ops/kda/cuda/kda_verify_cuda.h"
 
 #include "k3/base/check.h"
+#include "k3/ops/kda/cuda/kda_decode_config.h"
 #include "k3/ops/kda/cuda/kda_decode_cuda.h"
 #include "k3/ops/kda/cuda/kda_verify_cuda.cuh"
 
@@ -12,20 +13,23 @@ void check_window(const KdaWindow& w, const KdaCommit& commit, int64_t heads) {
   K3_CHECK(w.factors != nullptr && reinterpret_cast<uintptr_t>(w.factors) % 16 == 0 && w.factors_stride % 4 == 0 &&
                w.factors_stride >= heads * w.max_tokens * 3 * 128,
            "kda_verify: factors, stride {}", w.factors_stride);
-  K3_CHECK(w.inputs != nullptr && reinterpret_cast<uintptr_t>(w.inputs) % 8 == 0 && w.inputs_stride % 4 == 0 &&
+  K3_CHECK(w.inputs != nullptr && reinterpret_cast<uintptr_t>(w.inputs) % 16 == 0 && w.inputs_stride % 8 == 0 &&
                w.inputs_stride >= heads * w.max_tokens * 3 * 128,
            "kda_verify: inputs, stride {}", w.inputs_stride);
-  K3_CHECK(commit.accepted != nullptr && (commit.export_slots == nullptr || commit.boundary != nullptr), "kda_verify: commit counts");
+  K3_CHECK(commit.accepted != nullptr && (commit.export_slots == nullptr || commit.boundary != nullptr),
+           "kda_verify: commit counts");
+}
+
+void check_bulk_rows(const KdaRows& r) {  // bulk copies take 16 bytes at least
+  for (const void* p : {r.x[0], r.x[1], r.x[2], r.z, r.gate}) {
+    K3_CHECK(reinterpret_cast<uintptr_t>(p) % 16 == 0, "kda_verify: a row at {}", p);
+  }
+  for (const int64_t stride : {r.x_stride[0], r.x_stride[1], r.x_stride[2], r.z_stride, r.gate_stride}) {
+    K3_CHECK(stride % 8 == 0, "kda_verify: row stride {}", stride);
+  }
 }
 
 }  // namespace
-
-int kda_verify_split(int64_t pairs, int form, const DeviceInfo& device) {
-  if (form >= 1) return 1 << (form - 1);
-  int split = 1;
-  while (split < 4 && pairs * split * 2 <= device.sm_count) split *= 2;
-  return split;
-}
 
 CudaStatus kda_verify_cuda(const KdaVerifyArgs& args, Stream stream) {
   const int64_t heads = args.weights.heads;
@@ -34,15 +38,17 @@ CudaStatus kda_verify_cuda(const KdaVerifyArgs& args, Stream stream) {
   check_kda_rows(args.rows, heads);
   check_kda_slots(args.slots, heads);
   check_window(args.window, args.commit, heads);
+  check_bulk_rows(args.rows);
   K3_CHECK(args.offsets != nullptr, "kda_verify: no offsets");
-  return {kda_verify_launch(args, kda_verify_split(args.batch * heads, args.launch.form, device_info()), stream)};
+  return {kda_verify_launch(args, kda_verify_split(args.batch * heads, args.launch.form, device_info().sm_count), stream)};
 }
 
 CudaStatus kda_commit_cuda(const KdaCommitArgs& args, Stream stream) {
   if (args.batch == 0 || args.heads == 0) return {};
   check_kda_slots(args.slots, args.heads);
   check_window(args.window, args.commit, args.heads);
-  return {kda_commit_launch(args, kda_verify_split(args.batch * int64_t{args.heads}, args.launch.form, device_info()), stream)};
+  return {kda_commit_launch(
+      args, kda_verify_split(args.batch * int64_t{args.heads}, args.launch.form, device_info().sm_count), stream)};
 }
 
 }  // namespace k3::ops::cuda

@@ -1,16 +1,20 @@
-// Purpose:  speculative windows of KDA on a GPU: commit of the last window, then verification of the next, in one pass over the
+// Purpose:  speculative windows of KDA on a GPU: commit of the last window, then verification of the next, in one pass over
+// the
 //           state (one read, one write); and the commit alone.
-// Shapes:   kda_decode_args.h. Up to 8 or 16 tokens a request (window.max_tokens), any number of them (0: commit alone) by request.
-// Units:    strides in elements.
-// Memory:   out rows of the window are overwritten. With accepted a > 0 the slot's state and conv state become those after a tokens of
-//           the old window; with a = 0 they stay untouched. Then window.factors and window.inputs of the slot are replaced by the new
-//           window (verify), whose outputs saw the committed state. An export slot receives state and conv state after `boundary` tokens
-//           of the old window; it must not be a slot of the batch. Slots below 0: zero output, nothing else. No workspace.
+// Shapes:   kda_decode_args.h. Up to 8 or 16 tokens a request (window.max_tokens), any number of them (0: commit alone) by
+// request. Units:    strides in elements. Memory:   out rows of the window are overwritten. With accepted a > 0 the slot's
+// state and conv state become those after a tokens of
+//           the old window; with a = 0 they stay untouched. Then window.factors and window.inputs of the slot are replaced
+//           by the new window (verify), whose outputs saw the committed state. An export slot receives state and conv state
+//           after `boundary` tokens of the old window; it must not be a slot of the batch. Slots below 0: zero output,
+//           nothing else. No workspace.
 // Threads:  any; may be captured in a graph, all counts and slots are read from device memory.
 // Errors:   CudaStatus of the launch; K3_CHECK on null pointers, alignment and strides.
-// Source:   kernels.md 5. The window stores the factor e^g of each token, not the sum of g: products of few factors keep the relative
-//           precision that differences of large sums lose. Tolerance (norm ratio): FP32 state and u against sequential decode in double
-//           1e-5; outputs 3e-3 (BF16). A BF16 state is rounded once a commit, 3e-3, and the new window sees the rounded one.
+// Source:   kernels.md 5. The window stores the factor e^g of each token, not the sum of g: products of few factors keep the
+// relative
+//           precision that differences of large sums lose. Tolerance (norm ratio): FP32 state and u against sequential
+//           decode in double 1e-5; outputs 3e-3 (BF16). A BF16 state is rounded once a commit, 3e-3, and the new window sees
+//           the rounded one.
 #pragma once
 
 #include "k3/ops/cuda/launch.h"
@@ -20,8 +24,5 @@ namespace k3::ops::cuda {
 
 CudaStatus kda_verify_cuda(const KdaVerifyArgs& args, Stream stream);
 CudaStatus kda_commit_cuda(const KdaCommitArgs& args, Stream stream);
-
-// Over how many blocks of a cluster the rows of V are split; form: 0 automatic, else 1 2 3: 1 2 4.
-int kda_verify_split(int64_t pairs, int form, const DeviceInfo& device);
 
 }  // namespace k3::ops::cuda

@@ -1,5 +1,5 @@
-// Verification of 8 tokens with the commit of the window before, and the commit alone. A "pass" is one read or one write of the states at
-// the copy rate; note says how many the time is.
+// Verification of 8 tokens with the commit of the window before, and the commit alone. A "pass" is one read or one write of
+// the states at the copy rate; note says how many the time is.
 #include <fmt/format.h>
 
 #include "k3/ops/cuda/gpu_bench.h"
@@ -8,7 +8,8 @@
 namespace k3::ops::cuda {
 namespace {
 
-// floor: state read and written, factors of accepted tokens read, the new window's factors and inputs written, inputs and outputs, conv.
+// floor: state read and written, factors of accepted tokens read, the new window's factors and inputs written, inputs and
+// outputs, conv.
 double verify_bytes(double pairs, double state_bytes, double tokens, double accepted) {
   return pairs * (2 * state_bytes + accepted * 1536 + tokens * (1536 + 768 + 6 * 256 + 2) + 4608);
 }
@@ -31,15 +32,17 @@ void verify_cases(Bench& bench) {
         line.bytes = verify_bytes(static_cast<double>(pairs), static_cast<double>(state_bytes), 8, accepted);
         const double pass_us = static_cast<double>(pairs * state_bytes) / bench.copy_gbps() * 1e-3;
         line.note = fmt::format("T=8, {} accepted; a pass is {:.2f} us", accepted, pass_us);
-        if (pairs >= 400) line.must = 2.8 * pass_us / (line.bytes / bench.copy_gbps() * 1e-3), line.aim = line.must * 2.3 / 2.8;
+        if (pairs >= 400)
+          line.must = 2.8 * pass_us / (line.bytes / bench.copy_gbps() * 1e-3), line.aim = line.must * 2.3 / 2.8;
         line.kernel = "kda_verify";
         std::vector<int> forms = {0};
         if (accepted == 8 && pairs < 400) forms = {1, 2, 3};
-                for (const int form : forms) {
+        for (const int form : forms) {
           line.name = fmt::format("{} a={}{}", name, accepted, form == 0 ? "" : fmt::format(" split{}", 1 << (form - 1)));
           bench.run(line, [&](cudaStream_t stream, int i) {
             KdaVerifyArgs a{};
-            a.weights = buffers.weights(), a.rows = buffers.rows(i), a.offsets = offset_array.data(), a.slots = buffers.slots(i);
+            a.weights = buffers.weights(), a.rows = buffers.rows(i), a.offsets = offset_array.data(),
+            a.slots = buffers.slots(i);
             a.window = buffers.window(i), a.commit.accepted = accepted_array.data(), a.batch = batch, a.launch.form = form;
             gpu_check(kda_verify_cuda(a, stream).code, "kda_verify");
           });
@@ -50,7 +53,8 @@ void verify_cases(Bench& bench) {
         line.name = fmt::format("{} a={}", name, accepted);
         bench.run(line, [&](cudaStream_t stream, int i) {
           KdaCommitArgs a{};
-          a.slots = buffers.slots(i), a.window = buffers.window(i), a.commit.accepted = accepted_array.data(), a.batch = batch;
+          a.slots = buffers.slots(i), a.window = buffers.window(i), a.commit.accepted = accepted_array.data(),
+          a.batch = batch;
           a.heads = heads;
           gpu_check(kda_commit_cuda(a, stream).code, "kda_commit");
         });

@@ -16,18 +16,27 @@ KdaCase plain(int64_t heads) {
 }
 
 struct Cycle {
-  std::vector<int32_t> accepted, counts;   // of the old window; rows of the new one
-  std::vector<int32_t> boundary = {};      // with exports
+  std::vector<int32_t> accepted, counts;  // of the old window; rows of the new one
+  std::vector<int32_t> boundary = {};     // with exports
 };
 
 // A session of windows against the reference. After each commit the reference goes on from the kernel's state.
 class Session {
  public:
-  Session(const KdaCase& shape, int64_t requests, int max_tokens, int64_t rows, bool state_bf16, bool conv_bf16, uint64_t seed)
-      : p_(shape, rows, requests, state_bf16, conv_bf16, seed), d_(p_), max_tokens_(max_tokens), committed_(p_.initial),
-        window_stride_(p_.width * 3 * max_tokens), factors_(d_.slot_count() * (window_stride_ + 8)),
-        inputs_(d_.slot_count() * (window_stride_ + 12)), offsets_(requests + 1), accepted_(requests), boundary_(requests),
-        export_(requests), first_(static_cast<size_t>(requests), 0) {}
+  Session(const KdaCase& shape, int64_t requests, int max_tokens, int64_t rows, bool state_bf16, bool conv_bf16,
+          uint64_t seed)
+      : p_(shape, rows, requests, state_bf16, conv_bf16, seed),
+        d_(p_),
+        max_tokens_(max_tokens),
+        committed_(p_.initial),
+        window_stride_(p_.width * 3 * max_tokens),
+        factors_(d_.slot_count() * (window_stride_ + 8)),
+        inputs_(d_.slot_count() * (window_stride_ + 16)),
+        offsets_(requests + 1),
+        accepted_(requests),
+        boundary_(requests),
+        export_(requests),
+        first_(static_cast<size_t>(requests), 0) {}
 
   WorstRatios* worst = nullptr;
   int form = 0;
@@ -65,7 +74,8 @@ class Session {
     export_.set(exports);
     ASSERT_TRUE(kda_commit_cuda(commit_args(true), nullptr).ok());
     gpu_sync();
-    check({accepted, std::vector<int32_t>(accepted.size(), 0), boundary}, std::vector<int32_t>(accepted.size() + 1, 0), exports, what);
+    check({accepted, std::vector<int32_t>(accepted.size(), 0), boundary}, std::vector<int32_t>(accepted.size() + 1, 0),
+          exports, what);
     EXPECT_TRUE(d_.untouched(1)) << what;
     EXPECT_TRUE(d_.guards_intact() && factors_.guards_intact() && inputs_.guards_intact()) << what;
   }
@@ -88,10 +98,11 @@ class Session {
     offsets_.set(offsets);
   }
 
-  void check(const Cycle& cycle, const std::vector<int32_t>& offsets, const std::vector<int32_t>& exports, const std::string& what) {
+  void check(const Cycle& cycle, const std::vector<int32_t>& offsets, const std::vector<int32_t>& exports,
+             const std::string& what) {
     for (size_t r = 0; r < cycle.accepted.size(); ++r) {
-      const std::string text = fmt::format("{} T {} H {} {} form {} row {} request {} accepted {}", what, max_tokens_, p_.heads,
-                                           p_.state_bf16 ? "bf16" : "f32", form, row_, r, cycle.accepted[r]);
+      const std::string text = fmt::format("{} T {} H {} {} form {} row {} request {} accepted {}", what, max_tokens_,
+                                           p_.heads, p_.state_bf16 ? "bf16" : "f32", form, row_, r, cycle.accepted[r]);
       const int32_t slot = d_.slots[r];
       std::vector<float> out(static_cast<size_t>(std::max(max_tokens_, 1) * p_.width));
       if (!cycle.boundary.empty()) {
@@ -123,11 +134,13 @@ class Session {
     return got;
   }
   // Requests have even slots; exports go to the odd ones from 3 on.
-  int32_t free_slot(int64_t request) const { return static_cast<int32_t>(2 * request + 3) % static_cast<int32_t>(d_.slot_count()); }
+  int32_t free_slot(int64_t request) const {
+    return static_cast<int32_t>(2 * request + 3) % static_cast<int32_t>(d_.slot_count());
+  }
   KdaWindow window() const {
     KdaWindow w{};
     w.factors = factors_.data(), w.factors_stride = window_stride_ + 8;
-    w.inputs = inputs_.data(), w.inputs_stride = window_stride_ + 12;
+    w.inputs = inputs_.data(), w.inputs_stride = window_stride_ + 16;
     w.max_tokens = max_tokens_;
     return w;
   }

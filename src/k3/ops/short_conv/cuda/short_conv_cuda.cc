@@ -11,8 +11,10 @@ bool aligned(const void* p) { return p != nullptr && reinterpret_cast<uintptr_t>
 void check(const ShortConvArgs& a) {
   K3_CHECK(a.parts >= 1 && a.parts <= 3 && a.channels % 8 == 0, "short_conv: {} parts of {} channels", a.parts, a.channels);
   for (int i = 0; i < a.parts; ++i) {
-    K3_CHECK(aligned(a.x[i]) && a.x_stride[i] % 8 == 0 && a.x_stride[i] >= a.channels, "short_conv: x, stride {}", a.x_stride[i]);
-    K3_CHECK(aligned(a.y[i]) && a.y_stride[i] % 8 == 0 && a.y_stride[i] >= a.channels, "short_conv: y, stride {}", a.y_stride[i]);
+    K3_CHECK(aligned(a.x[i]) && a.x_stride[i] % 8 == 0 && a.x_stride[i] >= a.channels, "short_conv: x, stride {}",
+             a.x_stride[i]);
+    K3_CHECK(aligned(a.y[i]) && a.y_stride[i] % 8 == 0 && a.y_stride[i] >= a.channels, "short_conv: y, stride {}",
+             a.y_stride[i]);
     K3_CHECK(aligned(a.taps[i]), "short_conv: taps");
   }
   K3_CHECK(a.offsets != nullptr && a.slots != nullptr, "short_conv: no offsets or slots");

@@ -1,5 +1,5 @@
-// A thread has eight channels and passes through a run of tokens with the last three inputs in registers. Tails are written by a second
-// kernel, when every run has read the old ones.
+// A thread has eight channels and passes through a run of tokens with the last three inputs in registers. Tails are written
+// by a second kernel, when every run has read the old ones.
 #include "k3/ops/cuda/launch.cuh"
 #include "k3/ops/cuda/ptx.cuh"
 #include "k3/ops/short_conv/cuda/short_conv_cuda.cuh"
@@ -47,7 +47,8 @@ struct Where {  // of a thread
 };
 
 // Input `index` tokens after the start of a sequence; below 0: of the call before.
-__device__ __forceinline__ void fetch(const ShortConvArgs& a, const Where& w, int sequence, int start, int index, Lane8& out) {
+__device__ __forceinline__ void fetch(const ShortConvArgs& a, const Where& w, int sequence, int start, int index,
+                                      Lane8& out) {
   if (index >= 0) {
     out.set(__ldg(reinterpret_cast<const uint4*>(w.x + (start + index) * w.stride)));
     return;
@@ -86,14 +87,14 @@ struct Taps {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const float s = fmaf(w[i][3], d.x[i], fmaf(w[i][2], c.x[i], fmaf(w[i][1], b.x[i], w[i][0] * a.x[i])));
-      y[i] = __fdividef(s, 1.0F + __expf(-s));
+      y[i] = s * rcp_approx(1.0F + exp2_approx(-1.4426950408889634F * s));
     }
     return packed(y);
   }
 };
 
 template <int kRun>
-__global__ void __launch_bounds__(kChannelThreads* kRuns) short_conv(const __grid_constant__ ShortConvArgs a) {
+__global__ void __launch_bounds__(kChannelThreads* kRuns, 3) short_conv(const __grid_constant__ ShortConvArgs a) {
   const int channel = (static_cast<int>(blockIdx.x) * kChannelThreads + static_cast<int>(threadIdx.x)) * 8;
   const int part = static_cast<int>(blockIdx.z);
   if (channel >= a.channels) return;
@@ -115,7 +116,7 @@ __global__ void __launch_bounds__(kChannelThreads* kRuns) short_conv(const __gri
 #pragma unroll
   for (int i = 0; i < 3; ++i) fetch(a, w, sequence, start, first - start - 3 + i, window[i]);
   if (last - first == kRun && last <= end && a.slots[sequence] >= 0) {  // no seam: loads ahead
-    constexpr int kAhead = kRun < 8 ? kRun : 8;
+    constexpr int kAhead = 4;
     for (int t = 0; t < kRun; t += kAhead) {
       uint4 raw[kAhead];
 #pragma unroll
@@ -123,7 +124,8 @@ __global__ void __launch_bounds__(kChannelThreads* kRuns) short_conv(const __gri
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) {
         window[(i + 3) % 4].set(raw[i]);
-        *reinterpret_cast<uint4*>(y) = taps.apply(window[i % 4], window[(i + 1) % 4], window[(i + 2) % 4], window[(i + 3) % 4]);
+        *reinterpret_cast<uint4*>(y) =
+            taps.apply(window[i % 4], window[(i + 1) % 4], window[(i + 2) % 4], window[(i + 3) % 4]);
         y += a.y_stride[part];
       }
     }
@@ -180,7 +182,8 @@ __global__ void __launch_bounds__(128) short_conv_tails(const __grid_constant__ 
   if (tokens == 0) return;
 #pragma unroll
   for (int i = 0; i < 3; ++i) {
-    store_state(a, slot * a.conv_stride + row + static_cast<int64_t>(i) * a.channels, tail_row(a, w, sequence, start, tokens, i, old));
+    store_state(a, slot * a.conv_stride + row + static_cast<int64_t>(i) * a.channels,
+                tail_row(a, w, sequence, start, tokens, i, old));
   }
 }
 

@@ -21,16 +21,19 @@ void conv_cases(Bench& bench) {
     gpu_check(fill_normal_bf16(x.data(), x.size(), 1, 1, nullptr).code, "fill");
     conv.zero();
     const DeviceArray<float> taps(random_normal(wide * 4, 1, 0.5F));
-    const DeviceArray<int32_t> offsets(std::vector<int32_t>{0, static_cast<int32_t>(tokens)}), slots(std::vector<int32_t>{0});
+    const DeviceArray<int32_t> offsets(std::vector<int32_t>{0, static_cast<int32_t>(tokens)}),
+        slots(std::vector<int32_t>{0});
     bench.run(line, [&](cudaStream_t stream, int i) {
       ShortConvArgs a{};
       for (int64_t part = 0; part < 3; ++part) {
-        a.x[part] = x.data() + (i % 2 * tokens * 3 + part) * channels, a.y[part] = y.data() + (i % 2 * tokens * 3 + part) * channels;
+        a.x[part] = x.data() + (i % 2 * tokens * 3 + part) * channels,
+        a.y[part] = y.data() + (i % 2 * tokens * 3 + part) * channels;
         a.x_stride[part] = a.y_stride[part] = wide;
         a.taps[part] = taps.data() + part * channels * 4;
       }
       a.parts = 3, a.channels = static_cast<int32_t>(channels), a.tokens = static_cast<int32_t>(tokens), a.sequences = 1;
-      a.offsets = offsets.data(), a.slots = slots.data(), a.conv = conv.data(), a.conv_stride = 9 * channels, a.conv_bf16 = 1;
+      a.offsets = offsets.data(), a.slots = slots.data(), a.conv = conv.data(), a.conv_stride = 9 * channels,
+      a.conv_bf16 = 1;
       gpu_check(short_conv_cuda(a, stream).code, "short_conv");
     });
   }

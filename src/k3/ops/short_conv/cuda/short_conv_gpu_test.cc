@@ -1,9 +1,8 @@
-#include "k3/ops/short_conv/short_conv.h"
-
 #include <gtest/gtest.h>
 
 #include "k3/ops/cuda/gpu_test_util.h"
 #include "k3/ops/short_conv/cuda/short_conv_cuda.h"
+#include "k3/ops/short_conv/short_conv.h"
 
 namespace k3::ops::cuda {
 namespace {
@@ -33,7 +32,8 @@ void compare(const Case& c, uint64_t seed) {
   const int64_t tokens = offsets.back(), pad = 5, wide = c.parts * c.channels + 8, slot_count = 4 * count + 4;
   const int64_t stride = 3 * c.parts * c.channels + 8, y_stride = c.channels + 8;
   const std::vector<float> x = random_bf16((tokens + pad) * wide, seed);
-  std::vector<float> pool = c.conv_bf16 ? random_bf16(slot_count * stride, seed + 1) : random_normal(slot_count * stride, seed + 1);
+  std::vector<float> pool =
+      c.conv_bf16 ? random_bf16(slot_count * stride, seed + 1) : random_normal(slot_count * stride, seed + 1);
   // Exports: every sequence at two positions, to odd slots.
   std::vector<int32_t> export_sequences, export_tokens, export_slots;
   for (int64_t s = 0; s < count; ++s) {
@@ -53,7 +53,8 @@ void compare(const Case& c, uint64_t seed) {
 
   const DeviceArray<uint16_t> dx(to_bf16(x));
   const DeviceArray<uint8_t> conv(encode(pool));
-  const DeviceArray<int32_t> doffsets(offsets), dslots(slots), dfresh(fresh), es(export_sequences), et(export_tokens), eslots(export_slots);
+  const DeviceArray<int32_t> doffsets(offsets), dslots(slots), dfresh(fresh), es(export_sequences), et(export_tokens),
+      eslots(export_slots);
   std::vector<DeviceArray<float>> taps;
   std::vector<DeviceArray<uint16_t>> y;
   std::vector<std::vector<float>> host_taps;
@@ -83,7 +84,8 @@ void compare(const Case& c, uint64_t seed) {
       if (n == 0) return out;
       const std::vector<int64_t> range = {0, n};
       const ConvTail t{tail.data(), DType::f32};
-      short_conv_ref(matrix(const_cast<float*>(x.data()) + offsets[static_cast<size_t>(s)] * wide + part * c.channels, n, c.channels, wide),
+      short_conv_ref(matrix(const_cast<float*>(x.data()) + offsets[static_cast<size_t>(s)] * wide + part * c.channels, n,
+                            c.channels, wide),
                      matrix(host_taps[static_cast<size_t>(part)].data(), c.channels, 4), range, {&t, 1},
                      matrix(out.data(), n, c.channels));
       return out;

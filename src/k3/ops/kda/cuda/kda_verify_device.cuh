@@ -1,0 +1,376 @@
+// Internal to ops/kda. Parts of the verify and commit kernels: operands of products split in two, tiles of the state, the factors of a
+// window and its triangular system.
+#pragma once
+
+#include "k3/ops/kda/cuda/kda_decode_device.cuh"
+
+namespace k3::ops::cuda {
+
+constexpr int kVerifyWarps = 8, kVerifyThreads = kVerifyWarps * 32;
+constexpr int kPad = 136;        // floats a row of the window's operands: rows are 8 banks apart, 16 lanes meet no bank twice
+constexpr int kPadCommit = 264;  // likewise for the commit's, whose rows are pairs of tokens t, t + 4
+
+// A warp holds a tile of 16 rows of the state. Lane (g, t) = (lane / 4, lane % 4) has rows g and g + 8 and, of every block j of 16
+// positions, positions 4t .. 4t + 3: at once the accumulator of the commit's products (two of 8 columns) and the left operand of the
+// window's (two of 8 deep), with no exchange between. position() says where a column lies: FP32 as it is, BF16 so that a lane's 16
+// bytes serve two blocks.
+template <class State>
+__device__ __forceinline__ int position(int column) {
+  if constexpr (sizeof(State) == 4) return column;
+  return (column & ~31) + 16 * ((column >> 2) & 1) + 4 * ((column & 31) >> 3) + (column & 3);
+}
+// Where a right operand has position p, so that a lane reads its two values of a product at once: of the window, positions of one
+// token; of the commit, one position of tokens t and t + 4.
+__device__ __forceinline__ int window_place(int p) { return 8 * (2 * (p / 16) + (p % 4) / 2) + 2 * ((p % 16) / 4) + p % 2; }
+__device__ __forceinline__ int commit_place(int p) {
+  return 16 * (2 * (p / 16) + (p % 4) / 2) + 2 * (2 * ((p % 16) / 4) + p % 2);
+}
+__device__ __forceinline__ float2 load2(const float* from) { return *reinterpret_cast<const float2*>(from); }
+// Keeps the compiler from deriving an address anew at each use.
+template <class T>
+__device__ __forceinline__ T* hold(T* p) {
+  asm volatile("" : "+l"(p));
+  return p;
+}
+
+template <int kTokens>
+struct __align__(128) VerifyShared {
+  float old_factors[kTokens][3][kDim];  // of the last window; then outputs()
+  float factors[kTokens][3][kDim];      // kn, e^g, u of this one
+  float qn[kTokens][kDim], v[kTokens][kDim];
+  float4 taps[3][kDim];  // of channel c at 32 (c % 4) + c / 4
+  float bias[kDim];
+  __nv_bfloat16 rows[5][3 + kTokens][kDim];  // inputs q, k, v: three before the window, then the window; z; gate
+  float before[9][kDim];                     // of an FP32 conv state, what is not in rows
+  float window[4][kTokens][kPad];            // keys, their low parts, queries, their low parts: times the decay from the window's start
+  float commit[2][kTokens / 2][kPadCommit];  // and low parts
+  float commit_decay[kDim];
+  float key_key[kTokens][kTokens], key_query[kTokens][kTokens];  // [i][r]: token i seen by a later r; 0 elsewhere
+  float beta[kTokens];
+  float sums[4][kTokens];
+
+  __device__ __forceinline__ float (&outputs())[kTokens][kDim] { return *reinterpret_cast<float (*)[kTokens][kDim]>(&old_factors); }
+};
+
+// What a block knows of its request and head.
+struct VerifyPlace {
+  int request, head, heads, first, warp, lane;  // first: row of V
+  int accepted, boundary, export_slot;
+  int64_t slot;
+  bool conv_bf16;
+  float rate;  // exp(a_log)
+};
+
+// ---- products of values split in two, x = high + low ----
+
+__device__ __forceinline__ float high_part(float x) { return __uint_as_float(__float_as_uint(x) & 0xFFFFE000U); }
+
+struct Left {
+  float high[4], low[4];
+  // mask: 0xFFFFE000, unknown to the compiler. It would drop the masking, which the product does itself, and copy operands together
+  // instead.
+  __device__ __forceinline__ void set(int i, float x, uint32_t mask) {
+    high[i] = __uint_as_float(__float_as_uint(x) & mask);
+    low[i] = x - high[i];
+  }
+};
+
+// d += a b; `rest` takes the small products. b's low part comes from shared memory, b itself serves as its high part. kExact: a has no
+// low part.
+template <bool kExact>
+__device__ __forceinline__ void mma_split(float (&d)[4], float (&rest)[4], const Left& a, float2 right, float2 right_low) {
+  const float b[2] = {right.x, right.y}, low[2] = {right_low.x, right_low.y};
+  mma_tf32(d, a.high, b);
+  mma_tf32(rest, a.high, low);
+  if constexpr (!kExact) mma_tf32(rest, a.low, b);
+}
+
+// ---- tiles: `at` is the lane's first element ----
+
+template <class State>
+struct Tile;
+template <>
+struct Tile<float> {
+  float4 raw[8][2];
+  static __device__ __forceinline__ int lane_offset(int g, int t) { return g * kDim + 4 * t; }
+  __device__ __forceinline__ void load(const float* at) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      raw[j][0] = __ldcs(reinterpret_cast<const float4*>(at + 16 * j));
+      raw[j][1] = __ldcs(reinterpret_cast<const float4*>(at + 8 * kDim + 16 * j));
+    }
+  }
+  __device__ __forceinline__ void get(int j, float (&x)[2][4]) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) x[i][0] = raw[j][i].x, x[i][1] = raw[j][i].y, x[i][2] = raw[j][i].z, x[i][3] = raw[j][i].w;
+  }
+  // Rounds x to what memory holds of it, and stores it.
+  static __device__ __forceinline__ void store(float* at, int j, float (&x)[2][4]) {
+    __stcs(reinterpret_cast<float4*>(at + 16 * j), make_float4(x[0][0], x[0][1], x[0][2], x[0][3]));
+    __stcs(reinterpret_cast<float4*>(at + 8 * kDim + 16 * j), make_float4(x[1][0], x[1][1], x[1][2], x[1][3]));
+  }
+};
+template <>
+struct Tile<__nv_bfloat16> {
+  uint4 raw[4][2];
+  static __device__ __forceinline__ int lane_offset(int g, int t) { return g * kDim + 8 * t; }
+  __device__ __forceinline__ void load(const __nv_bfloat16* at) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      raw[j][0] = __ldcs(reinterpret_cast<const uint4*>(at + 32 * j));
+      raw[j][1] = __ldcs(reinterpret_cast<const uint4*>(at + 8 * kDim + 32 * j));
+    }
+  }
+  __device__ __forceinline__ void get(int j, float (&x)[2][4]) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const uint32_t low = j % 2 == 0 ? raw[j / 2][i].x : raw[j / 2][i].z, high = j % 2 == 0 ? raw[j / 2][i].y : raw[j / 2][i].w;
+      x[i][0] = low_bf16(low), x[i][1] = high_bf16(low), x[i][2] = low_bf16(high), x[i][3] = high_bf16(high);
+    }
+  }
+  static __device__ __forceinline__ void store(__nv_bfloat16* at, int j, float (&x)[2][4]) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const uint2 two = make_uint2(pack_bf16(x[i][0], x[i][1]), pack_bf16(x[i][2], x[i][3]));
+      __stcs(reinterpret_cast<uint2*>(at + 8 * i * kDim + 32 * (j / 2) + 4 * (j % 2)), two);
+      x[i][0] = low_bf16(two.x), x[i][1] = high_bf16(two.x), x[i][2] = low_bf16(two.y), x[i][3] = high_bf16(two.y);
+    }
+  }
+};
+
+// ---- the commit ----
+
+// Column `column` of the commit's right operand: row i is kn_i times the decay of the tokens after it, up to `count`; later rows are 0.
+template <class State, int kTokens>
+__device__ __forceinline__ void commit_column(VerifyShared<kTokens>& s, int column, int count) {
+  const int p = position<State>(column), at = commit_place(p);
+  float product = 1;
+#pragma unroll
+  for (int i = kTokens - 1; i >= 0; --i) {
+    const float x = i < count ? s.old_factors[i][0][column] * product : 0.0F;
+    const int row = i / 8 * 4 + i % 4, place = at + i % 8 / 4;
+    s.commit[0][row][place] = x;
+    s.commit[1][row][place] = x - high_part(x);
+    if (i < count) product *= s.old_factors[i][1][column];
+  }
+  s.commit_decay[p] = product;
+}
+
+// x = decay * x + the rank-8n update of block j; right, decay: of the lane.
+template <int kGroups>
+__device__ __forceinline__ void commit_block(float (&x)[2][4], const Left (&u)[kGroups], const float* right, const float* decay, int j) {
+  float d[2][4];  // of the two products
+#pragma unroll
+  for (int n = 0; n < kGroups; ++n) {
+#pragma unroll
+    for (int sub = 0; sub < 2; ++sub) {
+      const float* at = right + 4 * n * kPadCommit + 16 * (2 * j + sub);
+      const float2 b2 = load2(at), low2 = load2(at + 4 * kGroups * kPadCommit);
+      const float b[2] = {b2.x, b2.y}, low[2] = {low2.x, low2.y};
+      if (n == 0) {
+        mma_tf32_from_zero(d[sub], u[n].high, b);
+      } else {
+        mma_tf32(d[sub], u[n].high, b);
+      }
+      mma_tf32(d[sub], u[n].low, b);
+      mma_tf32(d[sub], u[n].high, low);
+    }
+  }
+  float e[4];
+  load4(decay + 16 * j, e);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+#pragma unroll
+    for (int sub = 0; sub < 2; ++sub) {
+      const int c = 2 * sub + i % 2;
+      x[i / 2][c] = fmaf(e[c], x[i / 2][c], d[sub][i]);
+    }
+  }
+}
+
+// ---- the window ----
+
+// The factors of its tokens: convolution, SiLU, norms, gate; a warp a token.
+template <int kTokens>
+__device__ __forceinline__ void token_factors(float lower_bound, const VerifyPlace& p, int count, VerifyShared<kTokens>& s) {
+#pragma unroll
+  for (int n = 0; n < kTokens / kVerifyWarps; ++n) {
+    const int token = p.warp + n * kVerifyWarps;
+    float y[4];
+    if (token >= count) {  // beta 0, key 0, decay 1: it changes nothing
+      const float zero[4] = {0, 0, 0, 0}, one[4] = {1, 1, 1, 1};
+      store4(&s.factors[token][0][4 * p.lane], zero);
+      store4(&s.factors[token][1][4 * p.lane], one);
+      store4(&s.qn[token][4 * p.lane], zero);
+      store4(&s.v[token][4 * p.lane], zero);
+      continue;
+    }
+#pragma unroll
+    for (int part = 0; part < 3; ++part) {
+      float x[4][4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) load4(&s.rows[part][token + i][4 * p.lane], x[i]);
+      if (!p.conv_bf16 && token < 3) {
+#pragma unroll
+        for (int i = 0; i < 3; ++i) {
+          if (p.accepted + token + i < 3) load4(&s.before[part * 3 + token + i][4 * p.lane], x[i]);
+        }
+      }
+#pragma unroll
+      for (int c = 0; c < 4; ++c) y[c] = conv_silu(s.taps[part][32 * c + p.lane], x[0][c], x[1][c], x[2][c], x[3][c]);
+      if (part < 2) {
+        const float scale = norm_scale(y, part == 0 ? kQueryScale : 1.0F);
+#pragma unroll
+        for (int c = 0; c < 4; ++c) y[c] *= scale;
+      }
+      store4(part == 0 ? &s.qn[token][4 * p.lane] : part == 1 ? &s.factors[token][0][4 * p.lane] : &s.v[token][4 * p.lane], y);
+    }
+    float bias[4];
+    load4(&s.bias[4 * p.lane], bias);
+    load4(&s.rows[3][3 + token][4 * p.lane], y);
+#pragma unroll
+    for (int c = 0; c < 4; ++c) y[c] = decay_factor_approx(y[c] + bias[c], p.rate, lower_bound);
+    store4(&s.factors[token][1][4 * p.lane], y);
+  }
+}
+
+// Column of keys and queries times the decay since the window's start.
+template <class State, int kTokens>
+__device__ __forceinline__ void window_column(VerifyShared<kTokens>& s, int column) {
+  const int at = window_place(position<State>(column));
+  float product = 1;
+#pragma unroll
+  for (int i = 0; i < kTokens; ++i) {
+    product *= s.factors[i][1][column];
+    const float k = s.factors[i][0][column] * product, q = s.qn[i][column] * product;
+    s.window[0][i][at] = k;
+    s.window[1][i][at] = k - high_part(k);
+    s.window[2][i][at] = q;
+    s.window[3][i][at] = q - high_part(q);
+  }
+}
+
+// Sums over a warp of kCount values a lane (16 or 32): afterwards x[0] of lane l is the sum of value l / (32 / kCount).
+template <int kCount, int kBit = 16, int kSize>
+__device__ __forceinline__ void sum_transposed(float (&x)[kSize], int lane) {
+  if constexpr (kCount > 1) {
+    constexpr int kHalf = kCount / 2;
+    const bool upper = (lane & kBit) != 0;
+#pragma unroll
+    for (int i = 0; i < kHalf; ++i) {
+      const float sent = upper ? x[i] : x[i + kHalf];
+      x[i] = (upper ? x[i + kHalf] : x[i]) + __shfl_xor_sync(0xFFFFFFFFU, sent, kBit);
+    }
+    if constexpr (kBit > 1) sum_transposed<kHalf, kBit / 2>(x, lane);
+  } else {
+    x[0] += __shfl_xor_sync(0xFFFFFFFFU, x[0], kBit);
+    if constexpr (kBit > 1) sum_transposed<1, kBit / 2>(x, lane);
+  }
+}
+
+// Token i's key against keys and queries of itself and later tokens, decayed between; one warp.
+template <int kTokens>
+__device__ __forceinline__ void pair_dots(VerifyShared<kTokens>& s, int i, int lane) {
+  float w[4], sums[2 * kTokens];  // [2r]: key . key of r; [2r + 1]: key . query
+  load4(&s.factors[i][0][4 * lane], w);
+#pragma unroll
+  for (int r = 0; r < kTokens; ++r) {
+    sums[2 * r] = sums[2 * r + 1] = 0;
+    if (r < i) continue;
+    float k[4], q[4], d[4];
+    load4(&s.factors[r][0][4 * lane], k);
+    load4(&s.qn[r][4 * lane], q);
+    if (r > i) {
+      load4(&s.factors[r][1][4 * lane], d);
+#pragma unroll
+      for (int c = 0; c < 4; ++c) w[c] *= d[c];
+    }
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+      sums[2 * r] = fmaf(w[c], k[c], sums[2 * r]);
+      sums[2 * r + 1] = fmaf(w[c], q[c], sums[2 * r + 1]);
+    }
+  }
+  sum_transposed<2 * kTokens>(sums, lane);
+  constexpr int kLanes = 32 / (2 * kTokens);
+  if (lane % kLanes == 0) {
+    const int r = lane / kLanes / 2;
+    if (lane / kLanes % 2 == 0) {
+      s.key_key[i][r] = r > i ? sums[0] : 0.0F;
+    } else {
+      s.key_query[i][r] = r >= i ? sums[0] : 0.0F;
+    }
+  }
+}
+
+// The window's products with block j: keys, queries [tokens 8n + 2t + e, rows g, g + 8]; right: the lane's in s.window.
+template <int kGroups, bool kExact>
+__device__ __forceinline__ void window_block(const float (&x)[2][4], float (&keys)[kGroups][4], float (&keys_rest)[kGroups][4],
+                                             float (&queries)[kGroups][4], float (&queries_rest)[kGroups][4], const float* right, int j,
+                                             uint32_t mask) {
+  constexpr int kTable = 8 * kGroups * kPad;
+#pragma unroll
+  for (int sub = 0; sub < 2; ++sub) {
+    Left a;
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const float value = x[e % 2][2 * sub + e / 2];
+      if constexpr (kExact) {
+        a.high[e] = value;
+      } else {
+        a.set(e, value, mask);
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < kGroups; ++n) {
+      const float* at = right + 8 * n * kPad + 8 * (2 * j + sub);
+      mma_split<kExact>(keys[n], keys_rest[n], a, load2(at), load2(at + kTable));
+      mma_split<kExact>(queries[n], queries_rest[n], a, load2(at + 2 * kTable), load2(at + 3 * kTable));
+    }
+  }
+}
+
+// u and the outputs of the tile's rows from the window's products with the state: o becomes them.
+template <int kGroups>
+__device__ __forceinline__ void solve_window(VerifyShared<8 * kGroups>& s, const float (&keys)[kGroups][4], float (&o)[kGroups][4],
+                                             int tile_row, int state_row, int lane) {
+  const int g = lane / 4, t = lane % 4;
+  float u[kGroups][4];
+#pragma unroll
+  for (int n = 0; n < kGroups; ++n) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      u[n][e] = s.v[8 * n + 2 * t + e][state_row + g] - keys[n][e];
+      u[n][2 + e] = s.v[8 * n + 2 * t + e][state_row + g + 8] - keys[n][2 + e];
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 8 * kGroups; ++i) {
+    const float beta = s.beta[i];
+    const int owner = (lane & ~3) | (i % 8 / 2);
+    const float u0 = __shfl_sync(0xFFFFFFFFU, beta * u[i / 8][i % 2], owner);
+    const float u1 = __shfl_sync(0xFFFFFFFFU, beta * u[i / 8][2 + i % 2], owner);
+#pragma unroll
+    for (int n = i / 8; n < kGroups; ++n) {
+      const float2 kk = load2(&s.key_key[i][8 * n + 2 * t]), kq = load2(&s.key_query[i][8 * n + 2 * t]);
+      u[n][0] = fmaf(-kk.x, u0, u[n][0]), u[n][1] = fmaf(-kk.y, u0, u[n][1]);
+      u[n][2] = fmaf(-kk.x, u1, u[n][2]), u[n][3] = fmaf(-kk.y, u1, u[n][3]);
+      o[n][0] = fmaf(kq.x, u0, o[n][0]), o[n][1] = fmaf(kq.y, u0, o[n][1]);
+      o[n][2] = fmaf(kq.x, u1, o[n][2]), o[n][3] = fmaf(kq.y, u1, o[n][3]);
+    }
+  }
+#pragma unroll
+  for (int n = 0; n < kGroups; ++n) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int token = 8 * n + 2 * t + e;
+      const float beta = s.beta[token];
+      s.outputs()[token][tile_row + g] = o[n][e];
+      s.outputs()[token][tile_row + g + 8] = o[n][2 + e];
+      s.factors[token][2][state_row + g] = beta * u[n][e];
+      s.factors[token][2][state_row + g + 8] = beta * u[n][2 + e];
+    }
+  }
+}
+
+}  // namespace k3::ops::cuda
