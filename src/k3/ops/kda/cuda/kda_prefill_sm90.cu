@@ -8,7 +8,7 @@
 namespace k3::ops::cuda {
 namespace {
 
-constexpr int kProducerRegisters = kProducers == 4 ? 184 : 112, kConsumerRegisters = kProducers == 4 ? 160 : 144;
+constexpr int kProducerRegisters = 104, kConsumerRegisters = 152;
 
 // state[4 n + 2 half + c]: value 16 warp + lane / 4 + 8 half, key 8 n + 2 (lane % 4) + c.
 using State = float[64];
@@ -93,11 +93,12 @@ __device__ __forceinline__ void consume(const K3KdaPrefill& a, const Piece& piec
   const uint32_t values = square_at(tile_lane(true), warp, kStepKV) + kAtV;
   auto* out = static_cast<__nv_bfloat16*>(a.out) + (piece.first + piece.begin + (lane & 15)) * a.out_stride + piece.head * kDim + 16 * warp + 8 * static_cast<int>(lane >> 4);
   Walk walk{piece.begin};
+  const bool uncut = s.cuts.count == 0;
   int slot = 0;
   uint32_t parity = 0;
   while (walk.at < piece.end) {
     const uint32_t buffer = buffers + static_cast<uint32_t>(slot * kBufferBytes);
-    const int cut = walk.cut, count = (s.cuts.count == 0 ? min(walk.at + kChunk, piece.end) : walk.end(s.cuts, piece.end)) - walk.at;
+    const int cut = walk.cut, count = (uncut ? min(walk.at + kChunk, piece.end) : walk.end(s.cuts, piece.end)) - walk.at;
     const uint64_t rows = make_desc(buffer + kAtZ, 0, 1024, Swizzle::bytes_128), t = make_desc(buffer + kAtT, 512, 128, Swizzle::none);
     const uint64_t p = make_desc(buffer + kAtP, 512, 128, Swizzle::none);
     const uint64_t keys = make_desc(buffer + kAtK, 2048, 1024, Swizzle::bytes_128);
@@ -147,7 +148,7 @@ __device__ __forceinline__ void consume(const K3KdaPrefill& a, const Piece& piec
     wgmma_wait<0>();
     if (lane == 0) mbar_arrive(shared_address(&s.empty[slot]));
     walk.at += count;
-    if (s.cuts.count != 0) {
+    if (!uncut) {
       while (walk.cut < s.cuts.count && s.cuts.tokens[walk.cut] <= walk.at) ++walk.cut;
       for (int i = cut; i < walk.cut; ++i) store_slot(a, state, s.cuts.slots[i], piece.head, warp);
     }
@@ -206,7 +207,7 @@ __global__ void __launch_bounds__(kPrefillThreads, 1) fused(const __grid_constan
   PrefillShared& s = *reinterpret_cast<PrefillShared*>(raw);
   Piece piece;
   if (!find_piece<kMaps>(a, s, piece)) return;
-  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32;
+  const int thread = static_cast<int>(threadIdx.x), warp = __shfl_sync(0xFFFFFFFFU, thread / 32, 0);
   if (thread < kBuffers) mbar_init(shared_address(&s.raw[thread]), 1), mbar_init(shared_address(&s.full[thread]), 1), mbar_init(shared_address(&s.empty[thread]), kConsumers);
   if (thread < 64) {
     const float rate = -__expf(a.a_log[piece.head]) * 1.4426950408889634F;
@@ -226,18 +227,10 @@ __global__ void __launch_bounds__(kPrefillThreads, 1) fused(const __grid_constan
     kda_load_cuts(a, piece.sequence, piece.begin, piece.end, s.cuts, kPrefillThreads);
   }
   if (warp < kConsumers) {
-    if constexpr (kProducers == 4) {
-      fewer_registers<kConsumerRegisters>();
-    } else {
-      more_registers<kConsumerRegisters>();
-    }
+    more_registers<kConsumerRegisters>();
     consume<kMaps>(a, piece, s, warp);
   } else {
-    if constexpr (kProducers == 4) {
-      more_registers<kProducerRegisters>();
-    } else {
-      fewer_registers<kProducerRegisters>();
-    }
+    fewer_registers<kProducerRegisters>();
     produce<kMaps>(a, maps, piece, s, warp - kConsumers);
   }
 }

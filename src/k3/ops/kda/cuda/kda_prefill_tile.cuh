@@ -14,11 +14,9 @@
 namespace k3::ops::cuda {
 
 constexpr int kChunk = 16;
-#ifndef KDA_PRODUCERS
-#define KDA_PRODUCERS 4
-#endif
-constexpr int kProducers = KDA_PRODUCERS, kConsumers = 8;  // warps
+constexpr int kProducers = 8, kConsumers = 8;  // warps
 constexpr int kBuffers = 11;
+constexpr int kAhead = 3;  // a producer that begins a chunk has the rows of the third after it loaded
 constexpr int kPrefillThreads = 32 * (kProducers + kConsumers);
 
 // One chunk in shared memory. Loaded: z, q, k, v. The producer writes over them: W in the place of z, the scaled q and k in theirs.
@@ -91,21 +89,10 @@ __device__ __forceinline__ void mma16(float (&d)[4], uint32_t a0, uint32_t a1, u
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
-// Half as deep: d += (a0, a1) b, 8 channels.
-__device__ __forceinline__ void mma8(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t b0) {
-  asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};\n"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a0), "r"(a1), "r"(b0));
-}
 __device__ __forceinline__ void mma16_half(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};\n"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-__device__ __forceinline__ bool mbar_test(uint32_t bar, uint32_t parity) {
-  uint32_t done;
-  asm volatile("{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}\n" : "=r"(done) : "r"(bar), "r"(parity) : "memory");
-  return done != 0;
 }
 __device__ __forceinline__ float reciprocal(float x) {
   float out;
