@@ -14,8 +14,7 @@ constexpr float kGateUnit = 1024;  // decays in units of 2^-10 log2: FP16 keeps 
 
 // 16 rows of the batch from `first` to a buffer (one lane). Rows of the next sequence come along; they are masked where they are used.
 template <bool kMaps>
-__device__ __forceinline__ void load_rows(const PrefillMaps& maps, int head, int part, int first, uint32_t buffer, uint32_t bar) {
-  const bool values = !kMaps || part == 0;
+__device__ __forceinline__ void load_rows(const PrefillMaps& maps, int head, bool values, int first, uint32_t buffer, uint32_t bar) {
   fence_async_proxy();  // factors were written here
   mbar_expect(bar, (kMaps ? (values ? 6 : 4) : 8) * kHalfTile);
 #pragma unroll
@@ -206,26 +205,31 @@ __device__ __forceinline__ void finish(uint32_t lane_row, uint32_t buffer, const
   }
 }
 
-// Chunks index, index + kProducers, ... of the piece; rows are loaded for the chunks kAhead after them.
-template <bool kMaps>
+// Of the chunks made in this block, index, index + kProducers, ...; rows are loaded for the kAhead-th after each.
+template <class C>
 __device__ __forceinline__ void produce(const K3KdaPrefill& a, const PrefillMaps& maps, const Piece& piece, PrefillShared& s, int index) {
+  if (index >= C::kProducers) return;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   Walk walk{piece.begin}, ahead{piece.begin};
-  walk.steps(s.cuts, piece.end, index);
+  walk.steps(s.cuts, piece.end, C::kEvery * index + (C::kPair ? piece.rank : 0));
   const uint32_t lane_at = tile_lane(), buffers = shared_address(s.buffers);
   const uint32_t arrived = shared_address(s.raw), full = shared_address(s.full), empty = shared_address(s.empty);
+  const auto free = [&](int chunk) {  // every consumer is done with it
+    mbar_wait(empty + static_cast<uint32_t>(chunk % C::kOwn * 8), static_cast<uint32_t>(chunk / C::kOwn) & 1U);
+  };
   const auto load = [&](int chunk) {
     if (lane != 0) return;
-    const uint32_t slot = static_cast<uint32_t>(chunk % kBuffers), round = static_cast<uint32_t>(chunk / kBuffers);
-    if (round > 0) mbar_wait(empty + slot * 8, (round + 1) & 1U);
-    load_rows<kMaps>(maps, piece.head, piece.part, static_cast<int>(piece.first) + ahead.at, buffers + slot * kBufferBytes, arrived + slot * 8);
+    if (chunk >= C::kOwn) free(chunk - C::kOwn);
+    const uint32_t slot = static_cast<uint32_t>(chunk % C::kOwn);
+    load_rows<C::kMaps>(maps, piece.head, !C::kMaps || C::kPair || piece.rank == 0, static_cast<int>(piece.first) + ahead.at, buffers + slot * kBufferBytes,
+                        arrived + slot * 8);
   };
-  if (index < kAhead && walk.at < piece.end) {
+  if (index < C::kAhead && walk.at < piece.end) {
     ahead = walk;
     load(index);
   }
   ahead = walk;
-  ahead.steps(s.cuts, piece.end, kAhead);
+  ahead.steps(s.cuts, piece.end, C::kEvery * C::kAhead);
   GateConstants c;
   c.rate = -__expf(a.a_log[piece.head]) * 1.4426950408889634F;
   c.unit = 1.0F / (a.lower_bound * 1.4426950408889634F * kGateUnit);
@@ -233,36 +237,45 @@ __device__ __forceinline__ void produce(const K3KdaPrefill& a, const PrefillMaps
   const uint32_t ones = 0x14001400;  // 1 / kGateUnit, twice
   const uint32_t triangle = (column <= row ? 0x1400U : 0U) | (column + 1 <= row ? 0x14000000U : 0U);
   c.sum[0] = triangle, c.sum[1] = ones, c.sum[2] = 0, c.sum[3] = triangle;
-  for (int chunk = index; walk.at < piece.end; chunk += kProducers) {
+  for (int chunk = index; walk.at < piece.end; chunk += C::kProducers) {
     const int count = walk.end(s.cuts, piece.end) - walk.at;
     const uint32_t logit = load_logit(a, piece.first + walk.at + lane, piece.head, lane < count);
-    if (ahead.at < piece.end) load(chunk + kAhead);
+    if (ahead.at < piece.end) load(chunk + C::kAhead);
     __syncwarp();
-    const uint32_t slot = static_cast<uint32_t>(chunk % kBuffers), buffer = buffers + slot * kBufferBytes, lane_row = buffer + lane_at;
+    const uint32_t slot = static_cast<uint32_t>(chunk % C::kOwn), buffer = buffers + slot * kBufferBytes, lane_row = buffer + lane_at;
     Valid valid;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       valid.pairs[h] = (column + 8 * h < count ? 0xFFFFU : 0U) | (column + 1 + 8 * h < count ? 0xFFFF0000U : 0U);
       valid.rows[h] = row + 8 * h < count ? 0xFFFFFFFFU : 0U;
     }
-    mbar_wait(arrived + slot * 8, static_cast<uint32_t>(chunk / kBuffers) & 1U);
+    mbar_wait(arrived + slot * 8, static_cast<uint32_t>(chunk / C::kOwn) & 1U);
     Products sum;
     Square square[2];
-    open_square<kMaps>(lane_row, 0, c, s.bias[0][row], valid, square[0]);
+    open_square<C::kMaps>(lane_row, 0, c, s.bias[0][row], valid, square[0]);
 #pragma unroll 1
     for (int j = 0; j < 8; j += 2) {  // the last one opens square 0 again, in vain
-      open_square<kMaps>(lane_row, j + 1, c, s.bias[j + 1][row], valid, square[1]);
-      close_square<kMaps>(lane_row, buffer, j, c, square[0], sum);
-      open_square<kMaps>(lane_row, (j + 2) % 8, c, s.bias[(j + 2) % 8][row], valid, square[0]);
-      close_square<kMaps>(lane_row, buffer, j + 1, c, square[1], sum);
+      open_square<C::kMaps>(lane_row, j + 1, c, s.bias[j + 1][row], valid, square[1]);
+      close_square<C::kMaps>(lane_row, buffer, j, c, square[0], sum);
+      open_square<C::kMaps>(lane_row, (j + 2) % 8, c, s.bias[(j + 2) % 8][row], valid, square[0]);
+      close_square<C::kMaps>(lane_row, buffer, j + 1, c, square[1], sum);
     }
     __syncwarp();
-    finish<kMaps>(lane_row, buffer, sum, lane < count ? beta_of(a, logit) : 0.0F);
-    fence_async_proxy();  // wgmma reads next
+    finish<C::kMaps>(lane_row, buffer, sum, lane < count ? beta_of(a, logit) : 0.0F);
+    fence_async_proxy();  // wgmma reads next, or the copy
     __syncwarp();
-    if (lane == 0) mbar_arrive(full + slot * 8);
-    walk.steps(s.cuts, piece.end, kProducers);
-    ahead.steps(s.cuts, piece.end, kProducers);
+    if (lane == 0) {
+      mbar_arrive(full + slot * 8);
+      if constexpr (C::kPair) {
+        if (chunk >= C::kReceived) free(chunk - C::kReceived);
+        const uint32_t other = static_cast<uint32_t>(1 - piece.rank), to = static_cast<uint32_t>(C::kOwn + chunk % C::kReceived);
+        const uint32_t bar = cluster_map(full + to * 8, other);
+        mbar_expect_there(bar, kSentBytes);
+        bulk_send(cluster_map(buffers + to * kBufferBytes, other), buffer, kSentBytes, bar);
+      }
+    }
+    walk.steps(s.cuts, piece.end, C::kEvery * C::kProducers);
+    ahead.steps(s.cuts, piece.end, C::kEvery * C::kProducers);
   }
 }
 
