@@ -67,7 +67,7 @@ CudaStatus kda_prefill_cuda(const K3KdaPrefill& given, const KdaPrefillPlan& pla
   K3_CHECK(args.longest > 0 && args.longest <= args.tokens && (args.export_count == 0 || args.exports != nullptr), "longest {}", args.longest);
   if (args.to == nullptr) args.to = args.from;
   K3_CHECK(args.from != nullptr, "slots");
-  args.segment = plan.segment;
+  args.segment = plan.segment, args.pairs = plan.pairs;
   switch (plan.form) {
     case KdaPrefillForm::fused: return {kda_prefill_fused_launch(args, stream)};
     case KdaPrefillForm::segments:

@@ -26,6 +26,7 @@ enum class KdaPrefillForm { automatic, recurrent, fused, segments };
 struct KdaPrefillPlan {
   KdaPrefillForm form = KdaPrefillForm::recurrent;
   int64_t segment = 0;  // tokens of a piece; multiple of 16
+  int pairs = 0;        // 1: two blocks share the chunks of a (sequence, head, piece); 2: also where the maps of pieces are found
 };
 
 struct KdaPrefillShape {
@@ -38,7 +39,7 @@ struct KdaPrefillShape {
 KdaPrefillPlan kda_prefill_plan(const KdaPrefillShape& shape, const DeviceInfo& device, KdaPrefillForm form = KdaPrefillForm::automatic);
 int64_t kda_prefill_workspace_bytes(const KdaPrefillShape& shape, const KdaPrefillPlan& plan);
 
-// args.segment is set here from the plan.
+// args.segment and args.pairs are set here from the plan.
 CudaStatus kda_prefill_cuda(const K3KdaPrefill& args, const KdaPrefillPlan& plan, Stream stream);
 
 }  // namespace k3::ops::cuda

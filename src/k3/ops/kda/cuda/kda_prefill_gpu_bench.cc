@@ -1,4 +1,4 @@
-// KDA prefill (kernels.md 9). K3_KDA_FORM=fused|segments|recurrent and K3_KDA_SEGMENT=tokens override the plan.
+// KDA prefill (kernels.md 9). K3_KDA_FORM=fused|segments|recurrent and K3_KDA_SEGMENT=tokens, K3_KDA_PAIRS=0..3 override the plan.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -57,16 +57,16 @@ void prefill_case(Bench& bench, int64_t heads, const std::vector<int32_t>& lengt
   if (form != nullptr) wanted = std::strcmp(form, "fused") == 0 ? KdaPrefillForm::fused : std::strcmp(form, "segments") == 0 ? KdaPrefillForm::segments : KdaPrefillForm::recurrent;
   KdaPrefillPlan plan = kda_prefill_plan(shape, device_info(), wanted);
   if (segment != nullptr && plan.form == KdaPrefillForm::segments) plan.segment = std::atoi(segment);
+  if (const char* pairs = std::getenv("K3_KDA_PAIRS")) plan.pairs = std::atoi(pairs);
   const DeviceArray<float> workspace(std::max<int64_t>(1, kda_prefill_workspace_bytes(shape, plan) / 4));
   a.workspace = workspace.data();
-  if (const char* debug = std::getenv("K3_KDA_DEBUG")) a.debug = std::atoi(debug);
   BenchLine line;
   line.kernel = kernel, line.name = name;
   line.bytes = static_cast<double>(tokens * heads) * (5 * 256 + 2) + static_cast<double>(2 * states.bytes());
   line.flops = 117'760.0 * static_cast<double>(tokens * heads);
   line.must = anchor.must, line.aim = anchor.aim;
   const char* names[] = {"auto", "recurrent", "fused", "segments"};
-  line.note = fmt::format("{} {}; {}", names[static_cast<int>(plan.form)], plan.segment, anchor.note);
+  line.note = fmt::format("{} {} pairs {}; {}", names[static_cast<int>(plan.form)], plan.segment, plan.pairs, anchor.note);
   bench.run(line, [&](cudaStream_t stream, int) { gpu_check(kda_prefill_cuda(a, plan, stream).code, "kda_prefill"); }, 2);
 }
 

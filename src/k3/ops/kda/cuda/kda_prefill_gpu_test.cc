@@ -64,6 +64,7 @@ struct Setup {
   KdaPrefillForm form = KdaPrefillForm::fused;
   bool b_f32 = false, state_bf16 = false;
   int64_t segment = 0;  // form segments: tokens
+  int pairs = 0;
 };
 
 Run on_gpu(const KdaData& data, const Setup& setup, const std::vector<ExportAt>& exports) {
@@ -106,7 +107,7 @@ Run on_gpu(const KdaData& data, const Setup& setup, const std::vector<ExportAt>&
   a.from = slots_d.data(), a.exports = exports_d.data(), a.export_count = static_cast<int64_t>(list.size());
   a.out = out.data(), a.out_stride = width + 8;
   KdaPrefillShape shape{rows, heads, sequences, a.longest, data.shape.lower_bound};
-  KdaPrefillPlan plan{setup.form, setup.segment};
+  KdaPrefillPlan plan{setup.form, setup.segment, setup.pairs};
   const DeviceArray<float> workspace(std::max<int64_t>(1, kda_prefill_workspace_bytes(shape, plan) / 4));
   a.workspace = workspace.data();
   const CudaStatus status = kda_prefill_cuda(a, plan, nullptr);
@@ -184,7 +185,7 @@ Worst check(KdaCase c, const Setup& setup, uint64_t seed, const std::vector<Expo
   KdaData data(c, seed);
   round_inputs(data, setup.b_f32, setup.state_bf16);
   const Run ref = reference(data, exports), got = on_gpu(data, setup, exports);
-  const std::string what = fmt::format("{} form {} segment {}", c.name, static_cast<int>(setup.form), setup.segment);
+  const std::string what = fmt::format("{} form {} segment {} pairs {}", c.name, static_cast<int>(setup.form), setup.segment, setup.pairs);
   const Worst worst = compare(got, ref, tolerance_of(c, setup), c.heads, what);
   fmt::print("{:<44} out {:.2e} state {:.2e}\n", what, worst.out, worst.state);
   return worst;
@@ -207,7 +208,9 @@ TEST(KdaPrefillGpu, SanitizeSmallTails) {
   check(lengths({16}), {KdaPrefillForm::fused}, 2);
   check(lengths({1, 0, 17, 15}, 2), {KdaPrefillForm::fused}, 3);
   check(lengths({40, 17}), {KdaPrefillForm::fused}, 4, {{0, 3}, {0, 16}, {1, 17}, {0, 16}});
+  check(lengths({1, 0, 17, 35}, 2), {KdaPrefillForm::fused, false, false, 0, 1}, 3);
   check(lengths({70, 17, 33}, 2), {KdaPrefillForm::segments, false, false, 32}, 5, {{0, 5}, {0, 64}});
+  check(lengths({70, 17, 33}, 2), {KdaPrefillForm::segments, false, false, 32, 3}, 5, {{0, 5}, {0, 64}});
 }
 
 TEST(KdaPrefillGpu, RecurrentInputSets) {
@@ -219,7 +222,9 @@ TEST(KdaPrefillGpu, FusedInputSets) {
   K3_NEEDS_GPU();
   if (!hopper()) GTEST_SKIP() << "Hopper alone";
   for (const KdaCase& c : kda_input_sets(2, 128, {100, 17})) {
-    if (c.lower_bound) check(c, {KdaPrefillForm::fused, true}, 11);
+    if (!c.lower_bound) continue;
+    check(c, {KdaPrefillForm::fused, true}, 11);
+    check(c, {KdaPrefillForm::fused, false, false, 0, 1}, 12);
   }
 }
 
@@ -232,7 +237,9 @@ TEST(KdaPrefillGpu, FusedLengthsEmptySequencesAndExports) {
   c.name = "lengths keep";
   c.z_scale = 0, c.z_offset = -8;
   check(c, {KdaPrefillForm::fused}, 22, exports);
+  check(c, {KdaPrefillForm::fused, false, false, 0, 1}, 22, exports);
   check(c, {KdaPrefillForm::segments, false, false, 64}, 22, exports);
+  check(c, {KdaPrefillForm::segments, false, false, 320, 3}, 22, exports);
 }
 
 TEST(KdaPrefillGpu, SegmentsInputSets) {

@@ -38,7 +38,7 @@ struct K3KdaPrefill {
   void* out;                        /* bf16 [tokens, heads, 128] */
   int64_t out_stride;
   void* workspace;                  /* segments * 16 > 0 alone: maps of the segments */
-  int32_t debug;
+  int32_t pairs;                    /* 1: two blocks a (sequence, head, piece), 2: also where maps are found */
   int64_t segment;                  /* tokens of a segment (a multiple of 16), 0: sequences are not split */
 };
 

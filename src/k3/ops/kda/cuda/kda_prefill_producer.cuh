@@ -14,8 +14,7 @@ constexpr float kGateUnit = 1024;  // decays in units of 2^-10 log2: FP16 keeps 
 
 // 16 rows of the batch from `first` to a buffer (one lane). Rows of the next sequence come along; they are masked where they are used.
 template <bool kMaps>
-__device__ __forceinline__ void load_rows(const PrefillMaps& maps, int head, int part, int first, uint32_t buffer, uint32_t bar) {
-  const bool values = !kMaps || part == 0;
+__device__ __forceinline__ void load_rows(const PrefillMaps& maps, int head, bool values, int first, uint32_t buffer, uint32_t bar) {
   fence_async_proxy();  // factors were written here
   mbar_expect(bar, (kMaps ? (values ? 6 : 4) : 8) * kHalfTile);
 #pragma unroll
@@ -39,9 +38,10 @@ __device__ __forceinline__ float beta_of(const K3KdaPrefill& a, uint32_t logit) 
   return 1.0F / (1.0F + __expf(-__uint_as_float(a.b_f32 != 0 ? logit : logit << 16)));
 }
 
-// Sums over the warp's products: rows tokens, columns tokens.
+// Sums over the channels: rows tokens, columns tokens.
 struct Products {
-  float l[2][4] = {}, p[2][4] = {}, kk[2][4] = {}, qq[2][4] = {};
+  float l[2][4] = {}, p[2][4] = {};
+  float kk[2] = {}, qq[2] = {};  // this lane's part of the squared norms of tokens lane / 4, + 8
 };
 
 struct Valid {           // tokens of this chunk
@@ -100,15 +100,16 @@ __device__ __forceinline__ void close_square(uint32_t lane_row, uint32_t buffer,
     kp[i] = pack_bf16(k0 * down[at2], k1 * down[at2 + 1]);
     km[i] = pack_bf16(m0, m1);
     ke[i] = pack_bf16(m0 * whole[2 * (i / 2)], m1 * whole[2 * (i / 2) + 1]);
-    if constexpr (!kMaps) qp[i] = pack_bf16(low_bf16(s.q[i]) * down[at2], high_bf16(s.q[i]) * down[at2 + 1]);
+    sum.kk[i % 2] = fmaf(k0, k0, fmaf(k1, k1, sum.kk[i % 2]));
+    if constexpr (!kMaps) {
+      const float q0 = low_bf16(s.q[i]), q1 = high_bf16(s.q[i]);
+      qp[i] = pack_bf16(q0 * down[at2], q1 * down[at2 + 1]);
+      sum.qq[i % 2] = fmaf(q0, q0, fmaf(q1, q1, sum.qq[i % 2]));
+    }
   }
-#pragma unroll
-  for (int i = 0; i < 2; ++i) mma8(sum.kk[i], s.k[0], s.k[1], s.k[i]), mma8(sum.kk[i], s.k[2], s.k[3], s.k[2 + i]);
   mma16(sum.l[0], kp[0], kp[1], kp[2], kp[3], km[0], km[2]);
   mma16(sum.l[1], kp[0], kp[1], kp[2], kp[3], km[1], km[3]);
   if constexpr (!kMaps) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) mma8(sum.qq[i], s.q[0], s.q[1], s.q[i]), mma8(sum.qq[i], s.q[2], s.q[3], s.q[2 + i]);
     mma16(sum.p[0], qp[0], qp[1], qp[2], qp[3], km[0], km[2]);
     mma16(sum.p[1], qp[0], qp[1], qp[2], qp[3], km[1], km[3]);
     stmatrix_x4(zq + kAtQ, qp);
@@ -118,12 +119,10 @@ __device__ __forceinline__ void close_square(uint32_t lane_row, uint32_t buffer,
   if (lane < 4) store_shared(buffer + kAtE + static_cast<uint32_t>(lane * kERow + j * 16), whole);
 }
 
-// Of rows lane / 4 and 8 + lane / 4 of a 16 x 16 product: its diagonal.
-__device__ __forceinline__ void diagonal(const float (&d)[2][4], float& low, float& high) {
-  const int lane = static_cast<int>(threadIdx.x) % 32, from = (lane & 28) | (lane >> 3);
-  const bool odd = (lane & 4) != 0;
-  low = __shfl_sync(0xFFFFFFFFU, odd ? d[0][1] : d[0][0], from);
-  high = __shfl_sync(0xFFFFFFFFU, odd ? d[1][3] : d[1][2], from);
+__device__ __forceinline__ float inverse_norm(float part) {
+  part += __shfl_xor_sync(0xFFFFFFFFU, part, 1);
+  part += __shfl_xor_sync(0xFFFFFFFFU, part, 2);
+  return rsqrtf(part + 1e-6F);
 }
 
 // (I + L)^-1 of two strictly lower 8 x 8 blocks, row lane / 4, columns 2 (lane % 4) + c: forward substitution in FP32.
@@ -147,9 +146,7 @@ __device__ __forceinline__ void invert_blocks(const float (&a)[2], const float (
 template <bool kMaps>
 __device__ __forceinline__ void finish(uint32_t lane_row, uint32_t buffer, const Products& sum, float beta) {
   const int lane = static_cast<int>(threadIdx.x) % 32, row = lane >> 2, column = 2 * (lane & 3);
-  float low, high;
-  diagonal(sum.kk, low, high);
-  const float r_low = rsqrtf(low + 1e-6F), r_high = rsqrtf(high + 1e-6F);
+  const float r_low = inverse_norm(sum.kk[0]), r_high = inverse_norm(sum.kk[1]);
   const float b_low = __shfl_sync(0xFFFFFFFFU, beta, row) * r_low, b_high = __shfl_sync(0xFFFFFFFFU, beta, 8 + row) * r_high;
   float r_column[2][2], b_column[2][2];
 #pragma unroll
@@ -189,12 +186,10 @@ __device__ __forceinline__ void finish(uint32_t lane_row, uint32_t buffer, const
     const uint32_t p[4] = {pack_bf16(lower(sum.p[0][0], 0), lower(sum.p[0][1], 1)), pack_bf16(sum.p[0][2], sum.p[0][3]), 0,
                            pack_bf16(lower(sum.p[1][2], 0), lower(sum.p[1][3], 1))};
     stmatrix_x4(core + kAtP + 256, p);
-    diagonal(sum.qq, low, high);
+    const float q_low = kScale * inverse_norm(sum.qq[0]), q_high = kScale * inverse_norm(sum.qq[1]);
     if ((lane & 3) == 0) {
       const uint32_t at = buffer + kAtScale + static_cast<uint32_t>((row >> 1) * 16 + (row & 1) * 4);
-      asm volatile("st.shared.f32 [%0], %1;\nst.shared.f32 [%0 + 8], %2;\n" ::"r"(at), "f"(kScale * rsqrtf(low + 1e-6F)),
-                   "f"(kScale * rsqrtf(high + 1e-6F))
-                   : "memory");
+      asm volatile("st.shared.f32 [%0], %1;\nst.shared.f32 [%0 + 8], %2;\n" ::"r"(at), "f"(q_low), "f"(q_high) : "memory");
     }
   }
 #pragma unroll
@@ -210,13 +205,31 @@ __device__ __forceinline__ void finish(uint32_t lane_row, uint32_t buffer, const
   }
 }
 
-// Chunks index, index + kProducers, ... of the piece.
-template <bool kMaps>
+// Of the chunks made in this block, index, index + kProducers, ...; rows are loaded for the kAhead-th after each.
+template <class C>
 __device__ __forceinline__ void produce(const K3KdaPrefill& a, const PrefillMaps& maps, const Piece& piece, PrefillShared& s, int index) {
+  if (index >= C::kProducers) return;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  Walk walk{piece.begin};
-  walk.steps(s.cuts, piece.end, index);
-  if (walk.at >= piece.end) return;
+  Walk walk{piece.begin}, ahead{piece.begin};
+  walk.steps(s.cuts, piece.end, C::kEvery * index + (C::kPair ? piece.rank : 0));
+  const uint32_t lane_at = tile_lane(), buffers = shared_address(s.buffers);
+  const uint32_t arrived = shared_address(s.raw), full = shared_address(s.full), empty = shared_address(s.empty);
+  const auto free = [&](int chunk) {  // every consumer is done with it
+    mbar_wait(empty + static_cast<uint32_t>(chunk % C::kOwn * 8), static_cast<uint32_t>(chunk / C::kOwn) & 1U);
+  };
+  const auto load = [&](int chunk) {
+    if (lane != 0) return;
+    if (chunk >= C::kOwn) free(chunk - C::kOwn);
+    const uint32_t slot = static_cast<uint32_t>(chunk % C::kOwn);
+    load_rows<C::kMaps>(maps, piece.head, !C::kMaps || C::kPair || piece.rank == 0, static_cast<int>(piece.first) + ahead.at, buffers + slot * kBufferBytes,
+                        arrived + slot * 8);
+  };
+  if (index < C::kAhead && walk.at < piece.end) {
+    ahead = walk;
+    load(index);
+  }
+  ahead = walk;
+  ahead.steps(s.cuts, piece.end, C::kEvery * C::kAhead);
   GateConstants c;
   c.rate = -__expf(a.a_log[piece.head]) * 1.4426950408889634F;
   c.unit = 1.0F / (a.lower_bound * 1.4426950408889634F * kGateUnit);
@@ -224,56 +237,45 @@ __device__ __forceinline__ void produce(const K3KdaPrefill& a, const PrefillMaps
   const uint32_t ones = 0x14001400;  // 1 / kGateUnit, twice
   const uint32_t triangle = (column <= row ? 0x1400U : 0U) | (column + 1 <= row ? 0x14000000U : 0U);
   c.sum[0] = triangle, c.sum[1] = ones, c.sum[2] = 0, c.sum[3] = triangle;
-  const uint32_t lane_at = tile_lane(), buffers = shared_address(s.buffers);
-  const uint32_t arrived = shared_address(s.raw), full = shared_address(s.full), empty = shared_address(s.empty);
-  int count;
-  uint32_t logit;
-  const auto load = [&](int slot) {
-    count = walk.end(s.cuts, piece.end) - walk.at;
-    const int64_t first = piece.first + walk.at;
-    if (lane == 0) {
-      load_rows<kMaps>(maps, piece.head, piece.part, static_cast<int>(first), buffers + static_cast<uint32_t>(slot * kBufferBytes), arrived + static_cast<uint32_t>(slot * 8));
-    }
-    logit = load_logit(a, first + lane, piece.head, lane < count);
-  };
-  load(index % kBuffers);
-  for (int chunk = index;; chunk += kProducers) {
-    const uint32_t buffer = buffers + static_cast<uint32_t>(chunk % kBuffers * kBufferBytes), lane_row = buffer + lane_at;
+  for (int chunk = index; walk.at < piece.end; chunk += C::kProducers) {
+    const int count = walk.end(s.cuts, piece.end) - walk.at;
+    const uint32_t logit = load_logit(a, piece.first + walk.at + lane, piece.head, lane < count);
+    if (ahead.at < piece.end) load(chunk + C::kAhead);
+    __syncwarp();
+    const uint32_t slot = static_cast<uint32_t>(chunk % C::kOwn), buffer = buffers + slot * kBufferBytes, lane_row = buffer + lane_at;
     Valid valid;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       valid.pairs[h] = (column + 8 * h < count ? 0xFFFFU : 0U) | (column + 1 + 8 * h < count ? 0xFFFF0000U : 0U);
       valid.rows[h] = row + 8 * h < count ? 0xFFFFFFFFU : 0U;
     }
-    mbar_wait(arrived + static_cast<uint32_t>(chunk % kBuffers * 8), static_cast<uint32_t>(chunk / kBuffers) & 1U);
-    const float beta = lane < count ? beta_of(a, logit) : 0.0F;
+    mbar_wait(arrived + slot * 8, static_cast<uint32_t>(chunk / C::kOwn) & 1U);
     Products sum;
     Square square[2];
-    if (!(a.debug & 2)) {
-    open_square<kMaps>(lane_row, 0, c, s.bias[0][row], valid, square[0]);
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      if (j < 7) open_square<kMaps>(lane_row, j + 1, c, s.bias[j + 1][row], valid, square[(j + 1) % 2]);
-      close_square<kMaps>(lane_row, buffer, j, c, square[j % 2], sum);
+    open_square<C::kMaps>(lane_row, 0, c, s.bias[0][row], valid, square[0]);
+#pragma unroll 1
+    for (int j = 0; j < 8; j += 2) {  // the last one opens square 0 again, in vain
+      open_square<C::kMaps>(lane_row, j + 1, c, s.bias[j + 1][row], valid, square[1]);
+      close_square<C::kMaps>(lane_row, buffer, j, c, square[0], sum);
+      open_square<C::kMaps>(lane_row, (j + 2) % 8, c, s.bias[(j + 2) % 8][row], valid, square[0]);
+      close_square<C::kMaps>(lane_row, buffer, j + 1, c, square[1], sum);
     }
-    }
-    walk.steps(s.cuts, piece.end, kProducers);
-    const bool more = walk.at < piece.end;
-    const int next = chunk + kProducers, slot = next % kBuffers, round = next / kBuffers;
-    const uint32_t free = empty + static_cast<uint32_t>(slot * 8), parity = static_cast<uint32_t>(round + 1) & 1U;
-    // The next rows now if their buffer is free, else after this chunk is done: the consumers may be waiting for it.
-    const bool early = more && (round == 0 || __all_sync(0xFFFFFFFFU, static_cast<int>(mbar_test(free, parity))) != 0);
-    if (early) load(slot);
     __syncwarp();
-    if (!(a.debug & 2)) finish<kMaps>(lane_row, buffer, sum, beta);
-    fence_async_proxy();  // wgmma reads next
+    finish<C::kMaps>(lane_row, buffer, sum, lane < count ? beta_of(a, logit) : 0.0F);
+    fence_async_proxy();  // wgmma reads next, or the copy
     __syncwarp();
-    if (lane == 0) mbar_arrive(full + static_cast<uint32_t>(chunk % kBuffers * 8));
-    if (!more) break;
-    if (!early) {
-      mbar_wait(free, parity);
-      load(slot);
+    if (lane == 0) {
+      mbar_arrive(full + slot * 8);
+      if constexpr (C::kPair) {
+        if (chunk >= C::kReceived) free(chunk - C::kReceived);
+        const uint32_t other = static_cast<uint32_t>(1 - piece.rank), to = static_cast<uint32_t>(C::kOwn + chunk % C::kReceived);
+        const uint32_t bar = cluster_map(full + to * 8, other);
+        mbar_expect_there(bar, kSentBytes);
+        bulk_send(cluster_map(buffers + to * kBufferBytes, other), buffer, kSentBytes, bar);
+      }
     }
+    walk.steps(s.cuts, piece.end, C::kEvery * C::kProducers);
+    ahead.steps(s.cuts, piece.end, C::kEvery * C::kProducers);
   }
 }
 

@@ -1,14 +1,12 @@
 // The fused prefill kernel (kernels.md 2.4): one block a (sequence, head, piece). Producer warps turn raw rows into the factors of
 // their chunks, in shared memory alone; two consumer warpgroups own 64 value rows each, whose FP32 state never leaves their registers
-// between chunks (wgmma accumulators) and meets no other row's.
+// between chunks (wgmma accumulators) and meets no other row's. Pairs: two blocks share the work on chunks (Config).
 #include "k3/ops/cuda/launch.cuh"
 #include "k3/ops/cuda/wgmma.cuh"
 #include "k3/ops/kda/cuda/kda_prefill_producer.cuh"
 
 namespace k3::ops::cuda {
 namespace {
-
-constexpr int kProducerRegisters = kProducers == 4 ? 184 : 112, kConsumerRegisters = kProducers == 4 ? 160 : 144;
 
 // state[4 n + 2 half + c]: value 16 warp + lane / 4 + 8 half, key 8 n + 2 (lane % 4) + c.
 using State = float[64];
@@ -43,9 +41,9 @@ __device__ __forceinline__ float* map_of(const K3KdaPrefill& a, int index, int h
 
 template <bool kMaps>
 __device__ __forceinline__ void load_state(const K3KdaPrefill& a, const Piece& piece, State& state, int warp) {
-  const int slot = piece.begin == 0 && piece.part == 0 ? a.from[piece.sequence] : -1;
+  const int slot = piece.begin == 0 && (!kMaps || piece.rank == 0) ? a.from[piece.sequence] : -1;
   const int64_t base = slot * a.slot_stride + static_cast<int64_t>(piece.head) * kDim * kDim;
-  if (piece.part == 1) {
+  if (kMaps && piece.rank == 1) {
     for_pairs(warp, [&](int i, int value, int key) { state[i] = key == value ? 1.0F : 0.0F, state[i + 1] = key + 1 == value ? 1.0F : 0.0F; });
   } else if (slot >= 0 && a.state_bf16 != 0) {
     const auto* from = static_cast<const __nv_bfloat16*>(a.states) + base;
@@ -83,21 +81,26 @@ __device__ __forceinline__ void store_out(__nv_bfloat16* to, const float* out, u
   }
 }
 
-template <bool kMaps>
-__device__ __forceinline__ void consume(const K3KdaPrefill& a, const Piece& piece, PrefillShared& s, int warp) {
+template <class C>
+__device__ __forceinline__ void consume(const K3KdaPrefill& a, const Piece& piece, PrefillShared& s, int index) {
+  constexpr bool kMaps = C::kMaps;
   constexpr int kRows = kMaps ? 16 : 32;  // of the first product: W, and Q
+  const int warp = index + (C::kPair && !kMaps ? 4 * piece.rank : 0);
   State state;
   load_state<kMaps>(a, piece, state, warp);
   const uint32_t lane = threadIdx.x % 32;
-  const uint32_t buffers = shared_address(s.buffers), staging = shared_address(s.out[warp]);
+  const uint32_t buffers = shared_address(s.buffers), staging = shared_address(s.out[index]);
   const uint32_t values = square_at(tile_lane(true), warp, kStepKV) + kAtV;
   auto* out = static_cast<__nv_bfloat16*>(a.out) + (piece.first + piece.begin + (lane & 15)) * a.out_stride + piece.head * kDim + 16 * warp + 8 * static_cast<int>(lane >> 4);
   Walk walk{piece.begin};
-  int slot = 0;
-  uint32_t parity = 0;
-  while (walk.at < piece.end) {
+  const bool uncut = s.cuts.count == 0;
+  for (int chunk = 0; walk.at < piece.end; ++chunk) {
+    const int local = chunk / C::kEvery;
+    const bool own = !C::kPair || chunk % 2 == piece.rank;
+    const int slot = own ? local % C::kOwn : C::kOwn + local % (C::kPair ? C::kReceived : 1);
+    const uint32_t parity = static_cast<uint32_t>(own ? local / C::kOwn : local / (C::kPair ? C::kReceived : 1)) & 1U;
     const uint32_t buffer = buffers + static_cast<uint32_t>(slot * kBufferBytes);
-    const int cut = walk.cut, count = (s.cuts.count == 0 ? min(walk.at + kChunk, piece.end) : walk.end(s.cuts, piece.end)) - walk.at;
+    const int cut = walk.cut, count = (uncut ? min(walk.at + kChunk, piece.end) : walk.end(s.cuts, piece.end)) - walk.at;
     const uint64_t rows = make_desc(buffer + kAtZ, 0, 1024, Swizzle::bytes_128), t = make_desc(buffer + kAtT, 512, 128, Swizzle::none);
     const uint64_t p = make_desc(buffer + kAtP, 512, 128, Swizzle::none);
     const uint64_t keys = make_desc(buffer + kAtK, 2048, 1024, Swizzle::bytes_128);
@@ -109,7 +112,7 @@ __device__ __forceinline__ void consume(const K3KdaPrefill& a, const Piece& piec
       for (int i = 0; i < 4; ++i) x[j][i] = pack_bf16(state[8 * j + 2 * i], state[8 * j + 2 * i + 1]);
     }
     mbar_wait(shared_address(&s.full[slot]), parity);
-    if (!kMaps || piece.part == 0) ldmatrix_x4_trans(v, buffer + values);
+    if (!kMaps || piece.rank == 0) ldmatrix_x4_trans(v, buffer + values);
     if (count < kChunk) {  // rows of another sequence
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -145,28 +148,35 @@ __device__ __forceinline__ void consume(const K3KdaPrefill& a, const Piece& piec
       out += count * a.out_stride;
     }
     wgmma_wait<0>();
-    if (lane == 0) mbar_arrive(shared_address(&s.empty[slot]));
+    if (lane == 0) {
+      const uint32_t empty = shared_address(&s.empty[local % C::kOwn]);
+      if (own) {
+        mbar_arrive(empty);
+      } else {
+        mbar_arrive_cluster(empty, static_cast<uint32_t>(1 - piece.rank));
+      }
+    }
     walk.at += count;
-    if (s.cuts.count != 0) {
+    if (!uncut) {
       while (walk.cut < s.cuts.count && s.cuts.tokens[walk.cut] <= walk.at) ++walk.cut;
       for (int i = cut; i < walk.cut; ++i) store_slot(a, state, s.cuts.slots[i], piece.head, warp);
     }
-    if (++slot == kBuffers) slot = 0, parity ^= 1;
   }
   if constexpr (kMaps) {
-    store_rows(state, map_of(a, piece.index, piece.head, piece.part), warp);
+    store_rows(state, map_of(a, piece.index, piece.head, piece.rank), warp);
   } else if (piece.end == piece.length) {
     store_slot(a, state, a.to[piece.sequence], piece.head, warp);
   }
 }
 
 // Unsplit: longer sequences first, so that the last blocks to start are short ones.
-__device__ int by_length(const K3KdaPrefill& a, int rank, PrefillShared& s) {
+__device__ __noinline__ int by_length(const K3KdaPrefill& a, int rank, PrefillShared& s) {
   const int count = static_cast<int>(a.sequences);
   if (count == 1) return 0;
-  for (int i = static_cast<int>(threadIdx.x); i < count; i += kPrefillThreads) {
+  for (int i = static_cast<int>(threadIdx.x); i < count; i += static_cast<int>(blockDim.x)) {
     const int length = a.offsets[i + 1] - a.offsets[i];
     int before = 0;
+#pragma unroll 1
     for (int j = 0; j < count; ++j) {
       const int other = a.offsets[j + 1] - a.offsets[j];
       if (other > length || (other == length && j < i)) ++before;
@@ -177,18 +187,18 @@ __device__ int by_length(const K3KdaPrefill& a, int rank, PrefillShared& s) {
   return s.sequence;
 }
 
-// false: nothing to do.
-template <bool kMaps>
+// false: nothing to do, for both blocks of a pair.
+template <class C>
 __device__ bool find_piece(const K3KdaPrefill& a, PrefillShared& s, Piece& piece) {
   int block = static_cast<int>(blockIdx.x), number = 0;
   const int heads = static_cast<int>(a.heads), segment = static_cast<int>(a.segment);
-  piece.part = 0;
-  if constexpr (kMaps) piece.part = block & 1, block >>= 1;
+  piece.rank = 0;
+  if constexpr (C::kMaps || C::kPair) piece.rank = block & 1, block >>= 1;
   piece.head = block % heads, block /= heads;
   if (segment == 0) {
     piece.sequence = by_length(a, block, s);
   } else {
-    const int pieces = (static_cast<int>(a.longest) + segment - 1) / segment - (kMaps ? 1 : 0);
+    const int pieces = (static_cast<int>(a.longest) + segment - 1) / segment - (C::kMaps ? 1 : 0);
     number = block % pieces, piece.sequence = block / pieces;
   }
   piece.first = a.offsets[piece.sequence];
@@ -196,60 +206,61 @@ __device__ bool find_piece(const K3KdaPrefill& a, PrefillShared& s, Piece& piece
   piece.begin = number * segment;
   piece.end = segment == 0 ? piece.length : min(piece.begin + segment, piece.length);
   piece.index = segment == 0 ? 0 : static_cast<int>(piece.first) / segment + piece.sequence + number;
-  if constexpr (kMaps) return piece.end < piece.length && (piece.part == 0 || number > 0);
+  if constexpr (C::kMaps) return piece.end < piece.length && (C::kPair || piece.rank == 0 || number > 0);
   return piece.begin < piece.length;
 }
 
-template <bool kMaps>
-__global__ void __launch_bounds__(kPrefillThreads, 1) fused(const __grid_constant__ K3KdaPrefill a, const __grid_constant__ PrefillMaps maps) {
+template <class C>
+__global__ void __launch_bounds__(C::kThreads, 1) fused(const __grid_constant__ K3KdaPrefill a, const __grid_constant__ PrefillMaps maps) {
   extern __shared__ __align__(1024) unsigned char raw[];
   PrefillShared& s = *reinterpret_cast<PrefillShared*>(raw);
   Piece piece;
-  if (!find_piece<kMaps>(a, s, piece)) return;
-  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32;
-  if (thread < kBuffers) mbar_init(shared_address(&s.raw[thread]), 1), mbar_init(shared_address(&s.full[thread]), 1), mbar_init(shared_address(&s.empty[thread]), kConsumers);
+  if (!find_piece<C>(a, s, piece)) return;
+  const int thread = static_cast<int>(threadIdx.x), warp = __shfl_sync(0xFFFFFFFFU, thread / 32, 0);
+  if (thread < kBuffers) {
+    mbar_init(shared_address(&s.raw[thread]), 1), mbar_init(shared_address(&s.full[thread]), 1);
+    mbar_init(shared_address(&s.empty[thread]), C::kConsumers * C::kEvery);
+  }
   if (thread < 64) {
     const float rate = -__expf(a.a_log[piece.head]) * 1.4426950408889634F;
     const float* bias = a.dt_bias + piece.head * kDim + thread / 8 * 16 + thread % 8;
     s.bias[thread / 8][thread % 8] = {rate * bias[0], rate * bias[8]};
   }
   mbar_init_fence();
-  for (int i = thread; i < kBuffers * 64; i += kPrefillThreads) {  // the rows of zeros of T and P
+  for (int i = thread; i < kBuffers * 64; i += C::kThreads) {  // the rows of zeros of T and P
     const uint32_t zeros[4] = {}, half = static_cast<uint32_t>(i / 16 % 2);
     store_shared(shared_address(s.buffers[i / 64]) + (i / 32 % 2 == 0 ? kAtT + 256 : kAtP) + half * 512 + static_cast<uint32_t>(i % 16 * 16), zeros);
   }
   fence_async_proxy();
-  if constexpr (kMaps) {
+  if constexpr (C::kMaps) {
     if (thread == 0) s.cuts.count = 0;
     __syncthreads();
   } else {
-    kda_load_cuts(a, piece.sequence, piece.begin, piece.end, s.cuts, kPrefillThreads);
+    kda_load_cuts(a, piece.sequence, piece.begin, piece.end, s.cuts, C::kThreads);
   }
-  if (warp < kConsumers) {
-    if constexpr (kProducers == 4) {
-      fewer_registers<kConsumerRegisters>();
-    } else {
-      more_registers<kConsumerRegisters>();
-    }
-    consume<kMaps>(a, piece, s, warp);
+  if constexpr (C::kPair) cluster_sync();  // the other block's barriers are ready
+  if (warp < C::kConsumers) {
+    if constexpr (C::kMoveRegisters) more_registers<C::kConsumerRegisters>();
+    consume<C>(a, piece, s, warp);
   } else {
-    if constexpr (kProducers == 4) {
-      more_registers<kProducerRegisters>();
-    } else {
-      fewer_registers<kProducerRegisters>();
-    }
-    produce<kMaps>(a, maps, piece, s, warp - kConsumers);
+    if constexpr (C::kMoveRegisters) fewer_registers<C::kProducerRegisters>();
+    produce<C>(a, maps, piece, s, warp - C::kConsumers);
+  }
+  if constexpr (C::kPair) {
+    __syncwarp();
+    cluster_sync();  // nothing more comes from or goes to the other block
   }
 }
 
-template <bool kMaps>
-int launch_fused(const K3KdaPrefill& a, const PrefillMaps& maps, int64_t blocks, cudaStream_t stream) {
-  if (blocks == 0) return 0;
+template <class C>
+int launch_fused(const K3KdaPrefill& a, const PrefillMaps& maps, int64_t pieces, cudaStream_t stream) {
+  if (pieces == 0) return 0;
   LaunchOptions o;
-  o.grid = dim3(static_cast<unsigned>(blocks));
-  o.block = dim3(kPrefillThreads);
+  o.grid = dim3(static_cast<unsigned>(pieces * a.heads * (C::kMaps || C::kPair ? 2 : 1)));
+  o.block = dim3(C::kThreads);
+  o.cluster = C::kPair ? 2 : 1;
   o.shared_bytes = static_cast<int>(sizeof(PrefillShared));
-  return launch(fused<kMaps>, o, stream, a, maps);
+  return launch(fused<C>, o, stream, a, maps);
 }
 
 }  // namespace
@@ -259,7 +270,9 @@ int kda_prefill_fused_launch(const K3KdaPrefill& a, CUstream_st* stream) {
   whole.segment = 0;
   PrefillMaps maps;
   const int code = kda_prefill_encode(a, maps);
-  return code != 0 ? code : launch_fused<false>(whole, maps, a.sequences * a.heads, stream);
+  if (code != 0) return code;
+  return (a.pairs & 1) != 0 ? launch_fused<Config<false, true>>(whole, maps, a.sequences, stream)
+                            : launch_fused<Config<false, false>>(whole, maps, a.sequences, stream);
 }
 
 int kda_prefill_scan_launch(const K3KdaPrefill& a, CUstream_st* stream);  // kda_prefill_scan_sm90.cu
@@ -268,9 +281,14 @@ int kda_prefill_segments_launch(const K3KdaPrefill& a, CUstream_st* stream) {
   const int64_t pieces = (a.longest + a.segment - 1) / a.segment;
   PrefillMaps maps;
   int code = kda_prefill_encode(a, maps);
-  if (code == 0) code = launch_fused<true>(a, maps, a.sequences * (pieces - 1) * a.heads * 2, stream);
+  if (code == 0) {
+    code = (a.pairs & 2) != 0 ? launch_fused<Config<true, true>>(a, maps, a.sequences * (pieces - 1), stream)
+                              : launch_fused<Config<true, false>>(a, maps, a.sequences * (pieces - 1), stream);
+  }
   if (code == 0 && pieces > 2) code = kda_prefill_scan_launch(a, stream);
-  return code != 0 ? code : launch_fused<false>(a, maps, a.sequences * pieces * a.heads, stream);
+  if (code != 0) return code;
+  return (a.pairs & 1) != 0 ? launch_fused<Config<false, true>>(a, maps, a.sequences * pieces, stream)
+                            : launch_fused<Config<false, false>>(a, maps, a.sequences * pieces, stream);
 }
 
 }  // namespace k3::ops::cuda

@@ -14,12 +14,22 @@
 namespace k3::ops::cuda {
 
 constexpr int kChunk = 16;
-#ifndef KDA_PRODUCERS
-#define KDA_PRODUCERS 4
-#endif
-constexpr int kProducers = KDA_PRODUCERS, kConsumers = 8;  // warps
-constexpr int kBuffers = 11;
-constexpr int kPrefillThreads = 32 * (kProducers + kConsumers);
+constexpr int kBuffers = 11;  // chunks in shared memory
+
+// kMaps: the map of a piece instead of its outputs. kPair: two blocks of a cluster make every second chunk each and send it to the
+// other; they own 64 value rows each (kMaps: all rows, of the state and of the transition).
+template <bool kMaps_, bool kPair_>
+struct Config {
+  static constexpr bool kMaps = kMaps_, kPair = kPair_;
+  static constexpr int kConsumers = kPair && !kMaps ? 4 : 8, kProducers = kPair ? 6 : 8;  // warps at work
+  static constexpr int kThreads = 32 * (kConsumers + (kPair && kMaps ? 8 : kProducers));
+  static constexpr int kOwn = kPair ? 7 : kBuffers, kReceived = kBuffers - kOwn;  // buffers of chunks made here and there
+  static constexpr int kEvery = kPair ? 2 : 1;
+  static constexpr int kAhead = kPair ? 1 : 3;  // a producer that begins a chunk has the rows of the kAhead-th after it loaded
+  // Registers move from the producers to the consumers where the even share is too small for these.
+  static constexpr bool kMoveRegisters = kThreads == 512;
+  static constexpr int kProducerRegisters = 104, kConsumerRegisters = 152;
+};
 
 // One chunk in shared memory. Loaded: z, q, k, v. The producer writes over them: W in the place of z, the scaled q and k in theirs.
 // Of each half, z and q follow each other, so that W and Q are one operand of 32 rows.
@@ -31,11 +41,12 @@ constexpr int kAtE = kAtP + 1024;         // chunk decay, FP32, 36 floats for ea
 constexpr int kERow = 144;
 constexpr int kAtScale = kAtE + 4 * kERow;  // of the outputs, 4 floats for each lane % 4
 constexpr int kBufferBytes = 19 * 1024;
-static_assert(kAtScale + 64 <= kBufferBytes);
+constexpr int kSentBytes = kAtScale + 64;
+static_assert(kSentBytes <= kBufferBytes && kSentBytes % 16 == 0);
 
 struct PrefillShared {
   alignas(1024) unsigned char buffers[kBuffers][kBufferBytes];
-  alignas(128) unsigned char out[kConsumers][512];
+  alignas(128) unsigned char out[8][512];
   float2 bias[8][8];  // -exp(A_log) * dt_bias * log2(e) of channels 16 j + r and 16 j + 8 + r
   unsigned long long raw[kBuffers], full[kBuffers], empty[kBuffers];
   KdaCuts cuts;
@@ -47,7 +58,7 @@ struct Piece {
   int sequence, head, begin, end, length;  // begin, end: inside the sequence of `length`
   int64_t first;                           // row of the sequence's first token
   int index;                               // of the piece among all (segments)
-  int part;                                // maps: 0 the state's, 1 the transition's
+  int rank;                                // of the block in its pair; maps: 0 the state's, 1 the transition's
 };
 
 // Position of the chunk in hand; chunks end at multiples of 16 after the last cut.
@@ -91,21 +102,18 @@ __device__ __forceinline__ void mma16(float (&d)[4], uint32_t a0, uint32_t a1, u
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
-// Half as deep: d += (a0, a1) b, 8 channels.
-__device__ __forceinline__ void mma8(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t b0) {
-  asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};\n"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a0), "r"(a1), "r"(b0));
-}
 __device__ __forceinline__ void mma16_half(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};\n"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-__device__ __forceinline__ bool mbar_test(uint32_t bar, uint32_t parity) {
-  uint32_t done;
-  asm volatile("{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}\n" : "=r"(done) : "r"(bar), "r"(parity) : "memory");
-  return done != 0;
+// An arrival, with bytes announced, at a barrier of the other block of the pair, and a copy of shared memory to there.
+__device__ __forceinline__ void mbar_expect_there(uint32_t bar, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.release.cluster.shared::cluster.b64 _, [%0], %1;\n" ::"r"(bar), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void bulk_send(uint32_t to, uint32_t from, uint32_t bytes, uint32_t bar) {
+  asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::"r"(to), "r"(from), "r"(bytes), "r"(bar)
+               : "memory");
 }
 __device__ __forceinline__ float reciprocal(float x) {
   float out;
