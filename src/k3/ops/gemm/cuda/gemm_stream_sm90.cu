@@ -1,7 +1,7 @@
 // Dense products of few tokens, BF16: each thread streams its own fragments of the weights through shared memory.
 //
-// A warp has a tile of up to 16 rows and every P-th k-step of 32 columns. K is a sum, so its order inside a k-step is free: lane (g, q)
-// takes columns 8 q .. 8 q + 7 of rows g and g + 8, 16 bytes each, and the same columns of token g: the fragments of two
+// A warp has a tile of up to 16 kRowTiles rows and every P-th k-step of 32 columns. K is a sum, so its order inside a k-step is free:
+// lane (g, q) takes columns 8 q .. 8 q + 7 of rows g, g + 8, ..., 16 bytes each, and the same columns of token g: the fragments of two
 // mma.m16n8k16 whose K indices are renamed alike on both sides. A thread copies its fragments into slots of its own, kDepth steps ahead,
 // and reads them back itself: a deep queue without registers, and no barrier. The weights of the first kDepth steps start before the
 // kernel before has ended (dependent launch): nothing of them depends on it.
@@ -14,12 +14,12 @@ namespace k3::ops::cuda {
 namespace {
 
 constexpr int kThreads = 32 * kGemmWarps;
-constexpr int slot_bytes(int token_tiles) { return (2 + token_tiles) * 512; }
+constexpr int slot_bytes(int row_tiles, int token_tiles) { return (2 * row_tiles + token_tiles) * 512; }
 
-template <int kTokenTiles, int kDepth, int kBlocks>
+template <int kRowTiles, int kTokenTiles, int kDepth, int kBlocks>
 __global__ void __launch_bounds__(kThreads, kBlocks) stream_kernel(const __grid_constant__ Rows p) {
-  constexpr int kSlot = slot_bytes(kTokenTiles);
-  static_assert(kDepth * kSlot >= 8 * kTokenTiles * kSumPitch * 4);
+  constexpr int kSlot = slot_bytes(kRowTiles, kTokenTiles), kHalves = 2 * kRowTiles;
+  static_assert(kDepth * kSlot >= 8 * kTokenTiles * sum_pitch(kRowTiles) * 4);
   extern __shared__ __align__(128) uint8_t shared[];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, q = lane % 4;
   const Place place = place_of(p, 8 * kTokenTiles);
@@ -28,10 +28,10 @@ __global__ void __launch_bounds__(kThreads, kBlocks) stream_kernel(const __grid_
   const int mine = tile.end > tile.begin && place.split < steps ? (steps - place.split + place.splits - 1) / place.splits : 0;
   const int64_t first = place.split * kGemmKStep * 2 + 16 * q, stride = place.splits * kGemmKStep * 2;  // bytes of a row
 
-  const uint8_t* w[2];
-  bool is_row[2];
+  const uint8_t* w[kHalves];
+  bool is_row[kHalves];
 #pragma unroll
-  for (int h = 0; h < 2; ++h) {
+  for (int h = 0; h < kHalves; ++h) {
     const int row = tile.begin + 8 * h + g;
     is_row[h] = row < tile.end;
     const RowsPart& part = p.parts[part_of(p, is_row[h] ? row : tile.begin)];
@@ -40,9 +40,11 @@ __global__ void __launch_bounds__(kThreads, kBlocks) stream_kernel(const __grid_
   const uint32_t begin = shared_address(shared) + static_cast<uint32_t>(warp * kDepth * kSlot + lane * 16);
 #pragma unroll
   for (int i = 0; i < kDepth; ++i) {
-    cp_async<16>(begin + i * kSlot, w[0], is_row[0] && i < mine);
-    cp_async<16>(begin + i * kSlot + 512, w[1], is_row[1] && i < mine);
-    w[0] += stride, w[1] += stride;
+#pragma unroll
+    for (int h = 0; h < kHalves; ++h) {
+      cp_async<16>(begin + i * kSlot + 512 * h, w[h], is_row[h] && i < mine);
+      w[h] += stride;
+    }
   }
   cp_async_commit();
   pdl_release();
@@ -60,32 +62,37 @@ __global__ void __launch_bounds__(kThreads, kBlocks) stream_kernel(const __grid_
   for (int i = 0; i < kDepth; ++i) {
 #pragma unroll
     for (int j = 0; j < kTokenTiles; ++j) {
-      cp_async<16>(begin + i * kSlot + 1024 + 512 * j, x[j], is_token[j] && i < mine);
+      cp_async<16>(begin + i * kSlot + 512 * (kHalves + j), x[j], is_token[j] && i < mine);
       x[j] += stride;
     }
     cp_async_commit();
   }
 
-  float acc[2][kTokenTiles][4] = {};
+  float acc[kRowTiles][kTokenTiles][4] = {};
   uint32_t slot = begin;
   for (int i = 0; i < mine; ++i) {
     cp_async_wait<kDepth - 1>();
-    const uint4 low = shared_load_16(slot), high = shared_load_16(slot + 512);
     uint4 b[kTokenTiles];
 #pragma unroll
-    for (int j = 0; j < kTokenTiles; ++j) b[j] = shared_load_16(slot + 1024 + 512 * j);
+    for (int j = 0; j < kTokenTiles; ++j) b[j] = shared_load_16(slot + 512 * (kHalves + j));
 #pragma unroll
-    for (int j = 0; j < kTokenTiles; ++j) {
-      mma_bf16(acc[0][j], {low.x, high.x, low.y, high.y}, {b[j].x, b[j].y});
-      mma_bf16(acc[1][j], {low.z, high.z, low.w, high.w}, {b[j].z, b[j].w});
+    for (int m = 0; m < kRowTiles; ++m) {
+      const uint4 low = shared_load_16(slot + 1024 * m), high = shared_load_16(slot + 1024 * m + 512);
+#pragma unroll
+      for (int j = 0; j < kTokenTiles; ++j) {
+        mma_bf16(acc[m][j], {low.x, high.x, low.y, high.y}, {b[j].x, b[j].y});
+        mma_bf16(acc[m][j], {low.z, high.z, low.w, high.w}, {b[j].z, b[j].w});
+      }
     }
     const bool more = i + kDepth < mine;
-    cp_async<16>(slot, w[0], is_row[0] && more);
-    cp_async<16>(slot + 512, w[1], is_row[1] && more);
-    w[0] += stride, w[1] += stride;
+#pragma unroll
+    for (int h = 0; h < kHalves; ++h) {
+      cp_async<16>(slot + 512 * h, w[h], is_row[h] && more);
+      w[h] += stride;
+    }
 #pragma unroll
     for (int j = 0; j < kTokenTiles; ++j) {
-      cp_async<16>(slot + 1024 + 512 * j, x[j], is_token[j] && more);
+      cp_async<16>(slot + 512 * (kHalves + j), x[j], is_token[j] && more);
       x[j] += stride;
     }
     cp_async_commit();
@@ -93,17 +100,17 @@ __global__ void __launch_bounds__(kThreads, kBlocks) stream_kernel(const __grid_
     if (slot == begin + kDepth * kSlot) slot = begin;
   }
   cp_async_wait<0>();
-  finish<kTokenTiles>(p, place, acc, reinterpret_cast<float*>(shared), kDepth * kSlot / 4);
+  finish<kRowTiles, kTokenTiles>(p, place, acc, reinterpret_cast<float*>(shared), kDepth * kSlot / 4);
 }
 
-template <int kTokenTiles, int kDepth, int kBlocks>
+template <int kRowTiles, int kTokenTiles, int kDepth, int kBlocks>
 int go(const Rows& rows, bool dependent, cudaStream_t stream) {
   const int tiles_per_block = kGemmWarps >> rows.k_warps_log2;
   const int64_t blocks = static_cast<int64_t>((rows.tiles + tiles_per_block - 1) / tiles_per_block) * rows.token_groups << rows.cluster_log2;
-  return launch(stream_kernel<kTokenTiles, kDepth, kBlocks>,
+  return launch(stream_kernel<kRowTiles, kTokenTiles, kDepth, kBlocks>,
                 LaunchOptions{.grid = dim3(static_cast<unsigned>(blocks)),
                               .block = dim3(kThreads),
-                              .shared_bytes = kGemmWarps * kDepth * slot_bytes(kTokenTiles),
+                              .shared_bytes = kGemmWarps * kDepth * slot_bytes(kRowTiles, kTokenTiles),
                               .cluster = 1 << rows.cluster_log2,
                               .dependent = dependent},
                 stream, rows);
@@ -111,23 +118,20 @@ int go(const Rows& rows, bool dependent, cudaStream_t stream) {
 
 }  // namespace
 
-int gemm_stream_launch(const Rows& rows, int token_tiles, bool dependent, cudaStream_t stream) {
+int gemm_stream_launch(const Rows& rows, int row_tiles, int token_tiles, bool dependent, cudaStream_t stream) {
   const int v = getenv("K3_GEMM_VARIANT") ? atoi(getenv("K3_GEMM_VARIANT")) : 0;
-  if (token_tiles == 1) {
-    if (v == 1) return go<1, 4, 4>(rows, dependent, stream);
-    if (v == 2) return go<1, 8, 2>(rows, dependent, stream);
-    if (v == 3) return go<1, 16, 1>(rows, dependent, stream);
-    return go<1, 6, 3>(rows, dependent, stream);
+  switch (row_tiles * 10 + token_tiles) {  // as many steps ahead as let two or three blocks share a multiprocessor
+    case 11: return v == 1 ? go<1, 1, 4, 4>(rows, dependent, stream) : v == 2 ? go<1, 1, 9, 2>(rows, dependent, stream) : go<1, 1, 6, 3>(rows, dependent, stream);
+    case 12: return v == 1 ? go<1, 2, 4, 3>(rows, dependent, stream) : go<1, 2, 6, 2>(rows, dependent, stream);
+    case 14: return v == 1 ? go<1, 4, 3, 3>(rows, dependent, stream) : go<1, 4, 4, 2>(rows, dependent, stream);
+    case 21: return v == 1 ? go<2, 1, 3, 3>(rows, dependent, stream) : go<2, 1, 5, 2>(rows, dependent, stream);
+    case 22: return v == 1 ? go<2, 2, 3, 3>(rows, dependent, stream) : go<2, 2, 4, 2>(rows, dependent, stream);
+    case 24: return v == 1 ? go<2, 4, 6, 1>(rows, dependent, stream) : go<2, 4, 3, 2>(rows, dependent, stream);
+    case 41: return v == 1 ? go<4, 1, 2, 3>(rows, dependent, stream) : go<4, 1, 3, 2>(rows, dependent, stream);
+    case 42: return v == 1 ? go<4, 2, 5, 1>(rows, dependent, stream) : go<4, 2, 2, 2>(rows, dependent, stream);
+    case 44: return v == 1 ? go<4, 4, 4, 1>(rows, dependent, stream) : go<4, 4, 2, 2>(rows, dependent, stream);
   }
-  if (token_tiles == 2) {
-    if (v == 1) return go<2, 4, 3>(rows, dependent, stream);
-    if (v == 2) return go<2, 3, 4>(rows, dependent, stream);
-    if (v == 3) return go<2, 12, 1>(rows, dependent, stream);
-    return go<2, 6, 2>(rows, dependent, stream);
-  }
-  if (v == 1) return go<4, 3, 3>(rows, dependent, stream);
-  if (v == 2) return go<4, 8, 1>(rows, dependent, stream);
-  return go<4, 4, 2>(rows, dependent, stream);
+  return static_cast<int>(cudaErrorInvalidValue);
 }
 
 }  // namespace k3::ops::cuda
