@@ -26,7 +26,8 @@ constexpr GemmRoute gemm_route(int64_t tokens, int64_t in, Scheme scheme, bool d
 }
 
 struct RowsConfig {
-  int64_t tiles = 1;    // the rows of all parts are cut into so many, of at most 16 rows
+  int64_t tiles = 1;    // the rows of all parts are cut into so many, of at most 16 * row_tiles rows
+  int row_tiles = 1;    // 1, 2 or 4; the row kernel has 1
   int token_tiles = 1;  // 8 tokens each: 1, 2 or 4 a block
   int k_warps = 8;      // warps of a block that share one tile: 1, 2, 4, 8
   int cluster = 1;      // blocks of a cluster that share its tiles: 1, 2, 4, 8
@@ -35,12 +36,17 @@ struct RowsConfig {
 };
 
 // In deterministic the split along I depends on I alone: not on the tokens, nor on what else is in the launch.
-constexpr RowsConfig rows_config(int64_t tokens, int64_t rows, int64_t in, int sm_count, bool deterministic) {
+// row_tiles 0: as many as keep the reads of x few beside those of the weights.
+constexpr RowsConfig rows_config(int64_t tokens, int64_t rows, int64_t in, int sm_count, bool deterministic, int row_tiles = 1) {
   RowsConfig c;
-  const int64_t steps = (in + kGemmKStep - 1) / kGemmKStep, most = (rows + kGemmRowTile - 1) / kGemmRowTile;
+  const int64_t steps = (in + kGemmKStep - 1) / kGemmKStep;
   c.token_tiles = tokens <= 8 ? 1 : tokens <= 16 ? 2 : 4;
   while (c.k_warps > 1 && steps < 4 * c.k_warps) c.k_warps /= 2;
   const int64_t wave = int64_t{sm_count} * c.tiles_per_block();
+  const int wanted = tokens <= 4 ? 1 : tokens <= 8 ? 2 : 4;
+  c.row_tiles = row_tiles > 0 ? row_tiles : wanted;
+  while (row_tiles == 0 && c.row_tiles > 1 && rows <= wave * kGemmRowTile * c.row_tiles / 2) c.row_tiles /= 2;
+  const int64_t height = kGemmRowTile * c.row_tiles, most = (rows + height - 1) / height;
   c.tiles = most;
   if (2 * most <= wave && !deterministic) {  // few rows: blocks of a cluster share K (many clusters would start too slowly)
     while (c.cluster < 8 && 2 * c.cluster * most <= wave && steps >= 4 * c.cluster * c.k_warps) c.cluster *= 2;

@@ -39,12 +39,13 @@ TEST(GemmConfig, EverySplitIsLaunchableAndTilesHoldTheirRows) {
     for (const int64_t tokens : {1, 8, 9, 16, 17, 64}) {
       for (const int64_t rows : {1, 7, 128, 256, 2304, 4096, 4480, 12288, 20480, 163840}) {
         for (const int64_t in : {1, 31, 128, 1024, 2304, 4096, 7168, 33792}) {
-          const RowsConfig c = rows_config(tokens, rows, in, kSms, deterministic);
+          const RowsConfig c = rows_config(tokens, rows, in, kSms, deterministic, 0);
+          EXPECT_TRUE(c.row_tiles == 1 || c.row_tiles == 2 || c.row_tiles == 4);
           EXPECT_TRUE(c.token_tiles == 1 || c.token_tiles == 2 || c.token_tiles == 4);
           EXPECT_TRUE(c.k_warps >= 1 && c.k_warps <= kGemmWarps && (c.k_warps & (c.k_warps - 1)) == 0);
           EXPECT_TRUE(c.cluster >= 1 && c.cluster <= 8 && (c.cluster & (c.cluster - 1)) == 0);
           EXPECT_LE(c.cluster * c.k_warps * kGemmKStep, std::max<int64_t>(in, kGemmKStep));
-          EXPECT_GE(c.tiles * kGemmRowTile, rows);
+          EXPECT_GE(c.tiles * c.row_tiles * kGemmRowTile, rows);
           EXPECT_LE(c.tiles, rows);
         }
       }

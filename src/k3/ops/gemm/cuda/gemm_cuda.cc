@@ -70,8 +70,11 @@ Rows launch_of(const GemmArgs& a, Scheme scheme, const RowsConfig& config) {
                                      .accumulate = part.accumulate};
     rows.rows += static_cast<int>(part.w.rows);
   }
-  const int64_t least = (rows.rows + kGemmRowTile - 1) / kGemmRowTile;  // config may be that of more rows
-  rows.tiles = static_cast<int>(std::clamp<int64_t>(config.tiles, least, std::max(rows.rows, 1)));
+  if (rows.rows == 0) return rows;
+  const int64_t height = kGemmRowTile * config.row_tiles, least = (rows.rows + height - 1) / height;
+  rows.tiles = static_cast<int>(std::clamp<int64_t>(config.tiles, least, rows.rows));  // config may be that of more rows
+  rows.base_height = rows.rows / rows.tiles;
+  rows.higher = rows.rows % rows.tiles;
   return rows;
 }
 
@@ -79,6 +82,7 @@ Rows launch_of(const GemmArgs& a, Scheme scheme, const RowsConfig& config) {
 
 CudaStatus gemm_rows_cuda(const GemmArgs& args, const RowsConfig& config, Stream stream) {
   check(args);
+  K3_CHECK(config.row_tiles == 1, "row tiles {}", config.row_tiles);
   if (args.tokens == 0) return {};
   for (const Scheme scheme : {Scheme::bf16, Scheme::mxfp4, Scheme::i8}) {
     const Rows rows = launch_of(args, scheme, config);
@@ -96,7 +100,7 @@ CudaStatus gemm_stream_cuda(const GemmArgs& args, const RowsConfig& config, Stre
   if (rows.rows == 0) return {};
   K3_CHECK(args.in % kGemmKStep == 0 && codec_of(args, Scheme::bf16) == RowsCodec::bf16 && rows.rows == rows_of(args),
            "x [{}, {}], stride {}", args.tokens, args.in, args.x_stride);
-  return {gemm_stream_launch(rows, config.token_tiles, args.dependent, stream)};
+  return {gemm_stream_launch(rows, config.row_tiles, config.token_tiles, args.dependent, stream)};
 }
 
 CudaStatus gemm_cuda(const GemmArgs& args, const GemmPlans* plans, Stream stream) {
@@ -115,14 +119,14 @@ CudaStatus gemm_cuda(const GemmArgs& args, const GemmPlans* plans, Stream stream
     GemmArgs& to = route == GemmRoute::stream && aligned_16(part.w.data) && x_aligned(args) ? streamed : rest;
     to.parts[static_cast<size_t>(to.part_count++)] = part;
   }
-  const auto config = [&](const GemmArgs& a) {
-    return rows_config(a.tokens, rows_of(a), a.in, device_info().sm_count, a.deterministic);
+  const auto config = [&](const GemmArgs& a, int row_tiles) {
+    return rows_config(a.tokens, rows_of(a), a.in, device_info().sm_count, a.deterministic, row_tiles);
   };
   if (streamed.part_count > 0) {
-    const CudaStatus status = gemm_stream_cuda(streamed, config(streamed), stream);
+    const CudaStatus status = gemm_stream_cuda(streamed, config(streamed, 0), stream);
     if (!status.ok()) return status;
   }
-  return rest.part_count == 0 ? CudaStatus{} : gemm_rows_cuda(rest, config(rest), stream);
+  return rest.part_count == 0 ? CudaStatus{} : gemm_rows_cuda(rest, config(rest, 1), stream);
 }
 
 }  // namespace k3::ops::cuda

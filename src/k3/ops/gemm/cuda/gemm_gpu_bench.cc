@@ -42,12 +42,12 @@ const std::vector<Product> kProducts = {
     {"K3 head 20480x7168", 7168, {{20480, DType::f32}}},
 };
 
-constexpr int kCalls = 8;  // in a graph: each with weights of its own, so that none is found in L2
+constexpr int64_t kDistinct = 300'000'000;  // weights of the calls in a graph: none is found in L2
 
 class Run {
  public:
   Run(const Bench& bench, const Product& product, int64_t tokens)
-      : product_(product), tokens_(tokens), copies_(product.rows() * product.in > 100'000'000 ? 2 : kCalls), x_(tokens * product.in) {
+      : product_(product), tokens_(tokens), copies_(static_cast<int>(std::clamp<int64_t>(kDistinct / (product.rows() * product.in), 2, 48))), x_(tokens * product.in) {
     fill(x_, 1, 1.0F, bench.stream());
     for (int c = 0; c < copies_; ++c) {
       weights_.emplace_back(product.rows() * product.in);
@@ -137,12 +137,13 @@ const BenchRegistration kGemm("gemm", [](Bench& bench) {
   });
   for (const std::string kernel : {"gemm_rows", "gemm_stream"}) {
     each(bench, kernel, {1, 4, 8, 16, 32, 64}, [&](Run& run, int64_t t) {
-      for (const bool deterministic : {false, true}) {
-        const RowsConfig config = rows_config(t, run.rows(), run.in(), device_info().sm_count, deterministic);
-        if (deterministic && config == rows_config(t, run.rows(), run.in(), device_info().sm_count, false)) continue;
+      for (const int row_tiles : {1, 2, 4}) {
+        if (row_tiles > 1 && kernel == "gemm_rows") continue;
+        const RowsConfig config = rows_config(t, run.rows(), run.in(), device_info().sm_count, false, row_tiles);
+        const auto go = kernel == "gemm_rows" ? gemm_rows_cuda : gemm_stream_cuda;
         for (const bool dependent : {false, true}) {
-          const auto go = kernel == "gemm_rows" ? gemm_rows_cuda : gemm_stream_cuda;
-          bench.run(run.line(kernel, fmt::format("{} tiles, warps {}, cluster {}{}", config.tiles, config.k_warps, config.cluster, dependent ? ", dependent" : "")),
+          bench.run(run.line(kernel, fmt::format("{} tiles x {}, warps {}, cluster {}{}", config.tiles, row_tiles, config.k_warps,
+                                                 config.cluster, dependent ? ", dependent" : "")),
                     [&](cudaStream_t stream, int i) { gpu_check(go(run.args(i, dependent), config, stream).code, "few tokens"); },
                     run.copies());
         }

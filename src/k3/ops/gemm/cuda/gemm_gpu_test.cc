@@ -129,16 +129,16 @@ void check_stream(const LinearCase& c, const RowsConfig& config, DType out, int6
   ASSERT_TRUE(gemm_stream_cuda(args, config, nullptr).ok()) << what;
   EXPECT_LE(worst(what, x, w.host, y, added), 1) << what;
   args.parts[0] = same.part(w.device(), accumulate);
-  ASSERT_TRUE(gemm_rows_cuda(args, config, nullptr).ok()) << what;
+  RowsConfig rows = config;
+  rows.row_tiles = 1;
+  ASSERT_TRUE(gemm_rows_cuda(args, rows, nullptr).ok()) << what;
   EXPECT_EQ(y.memory.get(), same.memory.get()) << what << ": not the row kernel's bits";
 }
 
 TEST(GemmGpu, SanitizeStreamTails) {
   K3_NEEDS_GPU();
   for (const LinearCase& c : {LinearCase{1, 32, 1}, LinearCase{3, 96, 17}, LinearCase{9, 288, 33}, LinearCase{16, 544, 70}, LinearCase{17, 64, 20}}) {
-    for (const bool deterministic : {false, true}) {
-      check_stream(c, rows_config(c.tokens, c.out, c.in, 4, deterministic), DType::bf16, 8, 3, false);
-    }
+    for (const int row_tiles : {1, 2, 4}) check_stream(c, rows_config(c.tokens, c.out, c.in, 4, true, row_tiles), DType::bf16, 8, 3, false);
   }
 }
 
@@ -149,7 +149,7 @@ TEST(GemmGpu, StreamAgreesWithTheReferenceAndTheRowKernel) {
                               LinearCase{2, 128, 1000}, LinearCase{21, 512, 50}, LinearCase{70, 256, 30}}) {
     for (const int sms : {2, 132}) {
       for (const bool deterministic : {false, true}) {
-        const RowsConfig config = rows_config(c.tokens, c.out, c.in, sms, deterministic);
+        const RowsConfig config = rows_config(c.tokens, c.out, c.in, sms, deterministic, 0);
         check_stream(c, config, deterministic ? DType::bf16 : DType::f32, 8, 5, sms == 2);
       }
     }
@@ -160,12 +160,12 @@ TEST(GemmGpu, SanitizeRowsTails) {
   K3_NEEDS_GPU();
   for (const Scheme scheme : {Scheme::bf16, Scheme::mxfp4, Scheme::i8}) {
     for (const LinearCase& c : {LinearCase{1, 32, 1}, LinearCase{3, 96, 17}, LinearCase{9, 160, 33}, LinearCase{17, 288, 15}}) {
-      for (const RowsConfig& config : {RowsConfig{1, 1, 8, 1}, RowsConfig{1, 2, 2, 2}, RowsConfig{100, 4, 1, 1}}) {
+      for (const RowsConfig& config : {RowsConfig{1, 1, 1, 8, 1}, RowsConfig{1, 1, 2, 2, 2}, RowsConfig{100, 1, 4, 1, 1}}) {
         check_rows(scheme, c, config, DType::bf16, 8, 3, false);
       }
     }
   }
-  check_rows(Scheme::bf16, {2, 33, 5}, {1, 1, 8, 1}, DType::f32, 1, 1, true);  // unaligned rows
+  check_rows(Scheme::bf16, {2, 33, 5}, {1, 1, 1, 8, 1}, DType::f32, 1, 1, true);  // unaligned rows
 }
 
 TEST(GemmGpu, RowsAgreeWithTheReference) {
@@ -186,7 +186,9 @@ TEST(GemmGpu, EverySplit) {
   K3_NEEDS_GPU();
   for (const int token_tiles : {1, 2, 4}) {
     for (const int k_warps : {1, 2, 4, 8}) {
-      for (const int cluster : {1, 2, 4, 8}) check_stream({11, 1088, 90}, {8, token_tiles, k_warps, cluster}, DType::f32, 0, 0, false);
+      for (const int cluster : {1, 2, 4, 8}) {
+        for (const int row_tiles : {1, 2, 4}) check_stream({11, 1088, 90}, {8, row_tiles, token_tiles, k_warps, cluster}, DType::f32, 0, 0, false);
+      }
     }
   }
 }

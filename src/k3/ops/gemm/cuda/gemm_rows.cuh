@@ -16,11 +16,12 @@ struct RowsPart {
   bool y_f32 = false, accumulate = false;
 };
 
-// All parts' rows are cut into `tiles` of nearly the same height, at most 16; a tile may lie in two parts.
+// All parts' rows are cut into `tiles` of base_height rows, the first `higher` of one more; a tile may lie in two parts.
 struct Rows {
   const void* x = nullptr;
   int64_t x_stride = 0;
-  int tokens = 0, in = 0, part_count = 0, rows = 0, tiles = 0;
+  int tokens = 0, in = 0, part_count = 0, rows = 0;
+  int tiles = 0, base_height = 0, higher = 0;
   int token_groups = 0;  // of 8 * token_tiles tokens
   int k_warps_log2 = 0, cluster_log2 = 0;
   RowsPart parts[6] = {};
@@ -30,7 +31,7 @@ enum class RowsCodec { bf16, bf16_unaligned, mxfp4, i8 };
 
 // x_aligned: rows of x may be read 16 bytes at a time.
 int gemm_rows_launch(const Rows& rows, RowsCodec codec, bool x_aligned, int token_tiles, bool dependent, cudaStream_t stream);
-// BF16, I a multiple of 32, all rows aligned to 16 bytes.
-int gemm_stream_launch(const Rows& rows, int token_tiles, bool dependent, cudaStream_t stream);
+// BF16, I a multiple of 32, all rows aligned to 16 bytes. row_tiles: most rows of a tile over 16.
+int gemm_stream_launch(const Rows& rows, int row_tiles, int token_tiles, bool dependent, cudaStream_t stream);
 
 }  // namespace k3::ops::cuda

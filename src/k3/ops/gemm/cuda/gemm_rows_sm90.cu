@@ -125,7 +125,7 @@ template <class Codec, int kTiles, bool kAlignedX, int kDepth, int kBlocks>
 __global__ void __launch_bounds__(kThreads, kBlocks) rows_kernel(const __grid_constant__ Rows p) {
   constexpr int kTokens = 8 * kTiles;
   constexpr bool kEarlyX = Codec::kSubs == 1;  // x travels with the weights; else it is read when they have come
-  __shared__ float sums[kGemmWarps * kTokens * kSumPitch];
+  __shared__ float sums[kGemmWarps * kTokens * sum_pitch(1)];
   const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
   const Place place = place_of(p, kTokens);
   const Tile tile = tile_at(p, place.tile);
@@ -167,7 +167,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) rows_kernel(const __grid_co
     }
   }
 
-  float acc[2][kTiles][4] = {};  // two chains of products: half the latency
+  float acc[1][kTiles][4] = {};
   for (; step < steps; step += kDepth * stride) {
 #pragma unroll
     for (int d = 0; d < kDepth; ++d) {
@@ -185,7 +185,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) rows_kernel(const __grid_co
               b = load_x<kAlignedX>(x[j], now * kStepColumns + sub * kGemmKStep + 8 * q, limit[j]);
             }
             mma_bf16(acc[0][j], {l.x, h.x, l.y, h.y}, {b.x, b.y});
-            mma_bf16(acc[1][j], {l.z, h.z, l.w, h.w}, {b.z, b.w});
+            mma_bf16(acc[0][j], {l.z, h.z, l.w, h.w}, {b.z, b.w});
           }
         }
       }
@@ -199,7 +199,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) rows_kernel(const __grid_co
     }
   }
 
-  finish<kTiles>(p, place, acc, sums, kTokens * kSumPitch);
+  finish<1, kTiles>(p, place, acc, sums, kTokens * sum_pitch(1));
 }
 
 template <class Codec, bool kAlignedX>

@@ -1,7 +1,7 @@
 // Internal to ops/gemm. What the kernels of few tokens share: which tile a warp has, and the sum of its partial products.
 //
 // A block has eight warps; 2^k_warps_log2 of them share a tile along K, and so do the blocks of a cluster. Lane (g, q) =
-// (lane / 4, lane % 4) has rows g and g + 8 of the tile in mma.m16n8k16.
+// (lane / 4, lane % 4) has rows g and g + 8 of 16 in mma.m16n8k16.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -12,7 +12,8 @@
 
 namespace k3::ops::cuda {
 
-constexpr int kSumPitch = kGemmRowTile + 4;  // floats between tokens of partial sums: lanes (g, q) hit 32 banks
+// Floats between tokens of partial sums: lanes (g, q) hit 32 banks.
+constexpr int sum_pitch(int row_tiles) { return kGemmRowTile * row_tiles + 4; }
 
 __device__ __forceinline__ int part_of(const Rows& p, int row) {
   int index = 0;
@@ -26,7 +27,8 @@ struct Tile {
 };
 __device__ __forceinline__ Tile tile_at(const Rows& p, int tile) {
   if (tile >= p.tiles) return {0, 0};
-  return {static_cast<int>(static_cast<int64_t>(tile) * p.rows / p.tiles), static_cast<int>(static_cast<int64_t>(tile + 1) * p.rows / p.tiles)};
+  const int begin = tile * p.base_height + min(tile, p.higher);
+  return {begin, begin + p.base_height + (tile < p.higher ? 1 : 0)};
 }
 
 struct Place {  // of a warp
@@ -55,24 +57,27 @@ __device__ __forceinline__ void store(const RowsPart& part, int64_t token, int r
   }
 }
 
-// acc: two chains of products a warp, [chain][token tile][4] as mma leaves them. sums: where warp w puts its sums, at
-// w * warp_floats; kTokens * kSumPitch floats each. Adds chains, then warps in order, then blocks of the cluster in order.
-template <int kTokenTiles>
-__device__ __forceinline__ void finish(const Rows& p, const Place& place, const float (&acc)[2][kTokenTiles][4], float* sums,
+// acc: sums of a warp, [row tile][token tile][4] as mma leaves them. sums: where warp w puts them, at w * warp_floats; there are
+// 8 kTokenTiles * sum_pitch(kRowTiles) floats each. Adds warps in order, then blocks of the cluster in order.
+template <int kRowTiles, int kTokenTiles>
+__device__ __forceinline__ void finish(const Rows& p, const Place& place, const float (&acc)[kRowTiles][kTokenTiles][4], float* sums,
                                        int warp_floats) {
-  constexpr int kTileSums = 8 * kTokenTiles * kGemmRowTile;
+  constexpr int kPitch = sum_pitch(kRowTiles), kRows = kGemmRowTile * kRowTiles, kTileSums = 8 * kTokenTiles * kRows;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, q = lane % 4, threads = 32 * kGemmWarps;
   const int k_warps = 1 << p.k_warps_log2, cluster = 1 << p.cluster_log2, rank = blockIdx.x & (cluster - 1);
 #pragma unroll
-  for (int j = 0; j < kTokenTiles; ++j) {
+  for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {  // i: rows g, g, g + 8, g + 8; tokens 2 q, 2 q + 1, ...
-      sums[warp * warp_floats + (8 * j + 2 * q + i % 2) * kSumPitch + g + i / 2 * 8] = acc[0][j][i] + acc[1][j][i];
+    for (int j = 0; j < kTokenTiles; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {  // i: rows g, g, g + 8, g + 8; tokens 2 q, 2 q + 1, ...
+        sums[warp * warp_floats + (8 * j + 2 * q + i % 2) * kPitch + 16 * m + g + i / 2 * 8] = acc[m][j][i];
+      }
     }
   }
   __syncthreads();
   const int block_sums = (kGemmWarps >> p.k_warps_log2) * kTileSums;
-  const auto at = [&](int first, int i) { return first * warp_floats + i % kTileSums / kGemmRowTile * kSumPitch + i % kGemmRowTile; };
+  const auto at = [&](int first, int i) { return first * warp_floats + i % kTileSums / kRows * kPitch + i % kRows; };
   const auto block_sum = [&](int i) {
     const int first = i / kTileSums << p.k_warps_log2;
     float sum = 0;
@@ -88,7 +93,7 @@ __device__ __forceinline__ void finish(const Rows& p, const Place& place, const 
   }
   for (int i = threadIdx.x + rank * threads; i < block_sums; i += cluster * threads) {
     const Tile tile = tile_at(p, place.first_tile + i / kTileSums);
-    const int row = tile.begin + i % kGemmRowTile, token = place.first_token + i % kTileSums / kGemmRowTile;
+    const int row = tile.begin + i % kRows, token = place.first_token + i % kTileSums / kRows;
     if (row >= tile.end || token >= p.tokens) continue;
     float sum = 0;
     if (cluster > 1) {
