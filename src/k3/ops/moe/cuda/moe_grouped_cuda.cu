@@ -64,16 +64,25 @@ __global__ void combine(const MoeGroupedCombine p) {
   if (p.token_count != nullptr && token >= *p.token_count) return;
   const bool mine = column < p.width;
   float sum[8] = {};
-  for (int j = 0; j < p.topk; ++j) {
-    const int slot = token * p.topk + j, row = p.slot_row[slot];
-    if (row < 0 || !mine) continue;
-    const float weight = p.weights[slot];
-    const uint4 v = *reinterpret_cast<const uint4*>(static_cast<const __nv_bfloat16*>(p.rows) + static_cast<int64_t>(row) * p.width + column);
-    const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+  constexpr int kBatch = 8;  // rows on their way at once
+  for (int first = 0; first < p.topk; first += kBatch) {
+    uint4 v[kBatch];
+    float weight[kBatch];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      sum[2 * i] = fmaf(weight, low_bf16(words[i]), sum[2 * i]);
-      sum[2 * i + 1] = fmaf(weight, high_bf16(words[i]), sum[2 * i + 1]);
+    for (int j = 0; j < kBatch; ++j) {
+      const int slot = token * p.topk + first + j, row = first + j < p.topk ? p.slot_row[slot] : -1;
+      const bool there = row >= 0 && mine;
+      weight[j] = there ? p.weights[slot] : 0;
+      v[j] = there ? *reinterpret_cast<const uint4*>(static_cast<const __nv_bfloat16*>(p.rows) + static_cast<int64_t>(row) * p.width + column) : uint4{};
+    }
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j) {
+      const uint32_t words[4] = {v[j].x, v[j].y, v[j].z, v[j].w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        sum[2 * i] = fmaf(weight[j], low_bf16(words[i]), sum[2 * i]);
+        sum[2 * i + 1] = fmaf(weight[j], high_bf16(words[i]), sum[2 * i + 1]);
+      }
     }
   }
   const int64_t at = static_cast<int64_t>(token) * p.width + column;

@@ -101,8 +101,16 @@ void run_model(Bench& bench, const Model& m) {
     line.note = fmt::format("{} experts, at most {} rows", touched, *std::max_element(rows.begin(), rows.end()));
     check(moe_grouped_prepare_cuda(args, bench.stream()));
     bench.run(line, [&](cudaStream_t stream, int) { check(moe_grouped_products_cuda(args, stream)); }, 0);
-    line.name = name_of(tokens) + " all";
     line.must = line.aim = 0;
+    BenchLine part = line;
+    part.flops = 0;
+    part.name = name_of(tokens) + " plan and order";
+    part.bytes = 4.0 * static_cast<double>(values) + 12.0 * static_cast<double>(slots);
+    bench.run(part, [&](cudaStream_t stream, int) { check(moe_grouped_prepare_cuda(args, stream)); }, 8);
+    part.name = name_of(tokens) + " sum";
+    part.bytes = 2.0 * static_cast<double>(slots * m.width + values);
+    bench.run(part, [&](cudaStream_t stream, int) { check(moe_grouped_combine_cuda(args, sum, stream)); }, 8);
+    line.name = name_of(tokens) + " all";
     bench.run(
         line,
         [&](cudaStream_t stream, int) {

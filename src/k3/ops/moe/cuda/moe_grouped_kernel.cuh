@@ -1,9 +1,9 @@
 // Internal to ops/moe. Grouped products of routed experts on Hopper: a persistent grid over (256 weight rows, up to 128 rows of one
 // expert). Weights are the M side of wgmma and come from registers, rows are the N side in steps of 8.
 //
-// Warp 0 takes work from a counter and streams weights (bulk copies, A ring); warps 1-3 gather rows (cp.async, B ring); two consumer
-// warpgroups own 128 weight rows each: two products of 64 rows on one B tile. Weights are decoded while the product of the
-// group of 32 columns before is in flight. Rings are separate, so that weights of the next tile arrive while rows are looked up.
+// Warp 0 takes work from a counter and streams weights (bulk copies, A ring); warps 1-3 gather rows (cp.async, B ring); four consumer
+// warpgroups own 64 weight rows each: while one decodes its weights, the products of the others run. Rings are separate, so that
+// weights of the next tile arrive while rows are looked up.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -18,13 +18,14 @@
 namespace k3::ops::cuda {
 namespace grouped {
 
-constexpr int kThreads = 384, kConsumerWarps = 8, kGatherThreads = 96;
+constexpr int kGroups = 4;  // consumer warpgroups
+constexpr int kThreads = 128 + 128 * kGroups, kConsumerWarps = 4 * kGroups, kGatherThreads = 96;
 constexpr int kGatherRows = kGatherThreads / 8;  // of one pass: 8 threads a row of 128 bytes
 constexpr int kGatherPasses = (kMoeGroupedRows + kGatherRows - 1) / kGatherRows;
 constexpr int kBBytes = kMoeGroupedRows * 128;  // 64 columns
 constexpr int kMaxN = kMoeGroupedRows;
 constexpr int kSlots = 4;                       // tiles announced ahead
-constexpr int kStageOutBytes = 64 * 128;        // a warpgroup's outputs on their way: 64 rows x 64 columns
+constexpr int kOutRows = 32, kStageOutBytes = kOutRows * 128;  // a warpgroup's outputs on their way: 32 rows x 64 columns
 
 // A stage: 16 units x `kColumns` columns.
 template <bool kMx>
@@ -42,7 +43,7 @@ template <bool kMx>
 struct Layout {
   using S = Shape<kMx>;
   static constexpr int kABytes = kMoeGroupedUnits * S::kUnit;
-  static constexpr int kB = S::kAStages * kABytes, kOut = kB + S::kBStages * kBBytes, kInfo = kOut + 2 * kStageOutBytes;
+  static constexpr int kB = S::kAStages * kABytes, kOut = kB + S::kBStages * kBBytes, kInfo = kOut + kGroups * kStageOutBytes;
   static constexpr int kBars = kInfo + kSlots * 16;
   static constexpr int kAFull = kBars, kAEmpty = kAFull + 8 * S::kAStages, kBFull = kAEmpty + 8 * S::kAStages,
                        kBEmpty = kBFull + 8 * S::kBStages, kSlotFull = kBEmpty + 8 * S::kBStages, kSlotEmpty = kSlotFull + 8 * kSlots;
@@ -167,11 +168,16 @@ struct Arrivals {
     mbar_arrive(base + Layout<kMx>::kBFull + 8 * static_cast<uint32_t>(done.stage));
     done.next();
   }
-  __device__ __forceinline__ void issued() {
+  __device__ __forceinline__ void issued(int tune) {
+    if (tune & 2) {
+      cp_async_mbar_arrive(base + Layout<kMx>::kBFull + 8 * static_cast<uint32_t>(done.stage));
+      done.next();
+      return;
+    }
     cp_async_commit();
     if (++open <= kLag) return;
     cp_async_wait<kLag>();
-    fence_async_proxy();
+    if (!(tune & 4)) fence_async_proxy();
     arrive();
     --open;
   }
@@ -215,7 +221,7 @@ __device__ __forceinline__ void gather_rows(const MoeGroupedGemm& p, uint32_t ba
         const uint32_t at = to + static_cast<uint32_t>(i * kGatherRows * 128) + (i % 2 == 0 ? place : place ^ 64U);
         if (row < work.rows) cp_async<16>(at, p.x + (static_cast<uint64_t>(from[i]) + (take ? static_cast<uint32_t>(s) * 8U : 0U)) * 16, take);
       }
-      arrivals.issued();
+      arrivals.issued(p.tune);
     }
     // The next tile is announced before the weights of this one are streamed, so that rows of this one may stay open meanwhile; unless
     // they are rows of even earlier tiles.
@@ -241,201 +247,178 @@ __device__ __forceinline__ float glu_value(const MoeGroupedGlu& glu, float g, fl
 template <bool kMx>
 struct Consumer {
   uint32_t base;
-  int group, warp, lane;  // group: 0, 1
+  int group, warp, lane;  // group: 0..3
   Ring<Shape<kMx>::kAStages> a;
   Ring<Shape<kMx>::kBStages> b;
-  bool lead = false;  // the other group waits for this one's first steps
 };
 
 // The registers of wgmma: one set for every number of rows.
 struct Operands {
-  float d[2][kMaxN / 2];   // [j]
-  uint32_t a[2][2][2][4];  // [group of 32 columns][j][product][register]
+  float d[kMaxN / 2];
+  uint32_t a[4][4];  // [product of 16 columns][register]
 };
 
-// Products of a group of 32 columns with N rows. Waits for those of the group before.
+// Products of 64 columns with N rows.
 template <int N>
-__device__ __forceinline__ void products_of(Operands& o, int q, uint64_t rows) {
+__device__ __forceinline__ void products_of(Operands& o, uint64_t rows) {
   wgmma_fence();
 #pragma unroll
-  for (int m = 0; m < 2; ++m) {
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      Wgmma<N>::rs(reinterpret_cast<float(&)[N / 2]>(o.d[j]), o.a[q][j][m], rows + static_cast<uint64_t>(4 * q + 2 * m), true);
-    }
-  }
+  for (int m = 0; m < 4; ++m) Wgmma<N>::rs(reinterpret_cast<float(&)[N / 2]>(o.d), o.a[m], rows + static_cast<uint64_t>(2 * m), true);
   wgmma_commit();
-  wgmma_wait<1>();
 }
 
 // The width is chosen here and not around the whole loop: of several loops ptxas keeps all registers apart as if all were in flight at
-// once, runs out of them, and waits after every product. Fence, commit and wait belong into the branch for the same reason.
-__device__ __forceinline__ void products(Operands& o, int q, uint64_t rows, int eights) {
+// once, runs out of them, and waits after every product. Fence and commit belong into the branch for the same reason.
+__device__ __forceinline__ void products(Operands& o, uint64_t rows, int eights) {
   switch (eights) {
-    case 1: return products_of<8>(o, q, rows);
-    case 2: return products_of<16>(o, q, rows);
-    case 3: return products_of<24>(o, q, rows);
-    case 4: return products_of<32>(o, q, rows);
-    case 5: return products_of<40>(o, q, rows);
-    case 6: return products_of<48>(o, q, rows);
-    case 7: return products_of<56>(o, q, rows);
-    case 8: return products_of<64>(o, q, rows);
-    case 9: return products_of<72>(o, q, rows);
-    case 10: return products_of<80>(o, q, rows);
-    case 11: return products_of<88>(o, q, rows);
-    case 12: return products_of<96>(o, q, rows);
-    case 13: return products_of<104>(o, q, rows);
-    case 14: return products_of<112>(o, q, rows);
-    case 15: return products_of<120>(o, q, rows);
-    default: return products_of<128>(o, q, rows);
+    case 1: return products_of<8>(o, rows);
+    case 2: return products_of<16>(o, rows);
+    case 3: return products_of<24>(o, rows);
+    case 4: return products_of<32>(o, rows);
+    case 5: return products_of<40>(o, rows);
+    case 6: return products_of<48>(o, rows);
+    case 7: return products_of<56>(o, rows);
+    case 8: return products_of<64>(o, rows);
+    case 9: return products_of<72>(o, rows);
+    case 10: return products_of<80>(o, rows);
+    case 11: return products_of<88>(o, rows);
+    case 12: return products_of<96>(o, rows);
+    case 13: return products_of<104>(o, rows);
+    case 14: return products_of<112>(o, rows);
+    case 15: return products_of<120>(o, rows);
+    default: return products_of<128>(o, rows);
   }
 }
 
-// 64 rows x 64 columns from the staging area to out; columns from `column` on.
+// kColumns outputs (64 or 32) of up to 32 rows from the staging area to out.
+template <int kColumns>
+__device__ __forceinline__ uint32_t staged(int row, int chunk) {  // of 16 bytes
+  const auto r = static_cast<uint32_t>(row), c = static_cast<uint32_t>(chunk);
+  return kColumns == 64 ? swizzle_128(r, c * 16) : r * 64 + ((c ^ (r / 2 % 4)) << 4);
+}
+template <int kColumns>
 __device__ __forceinline__ void store_block(const MoeGroupedGemm& p, uint32_t out, const Work& work, int first_row, int column) {
-  const int thread = static_cast<int>(threadIdx.x) % 128, chunk = thread % 8;
+  constexpr int kChunks = kColumns / 8;
+  const int thread = static_cast<int>(threadIdx.x) % 128, chunk = thread % kChunks;
   if (column + chunk * 8 >= p.out_columns) return;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int t = i * 16 + thread / 8;
-    if (first_row + t >= work.rows) break;
-    const uint4 v = load_shared_16(out + swizzle_128(static_cast<uint32_t>(t), static_cast<uint32_t>(chunk) * 16));
-    *reinterpret_cast<uint4*>(static_cast<__nv_bfloat16*>(p.out) + (work.row + first_row + t) * p.out_stride + column + chunk * 8) = v;
+  for (int row = thread / kChunks; row < kOutRows; row += 128 / kChunks) {
+    if (first_row + row >= work.rows) break;
+    const uint4 v = load_shared_16(out + staged<kColumns>(row, chunk));
+    *reinterpret_cast<uint4*>(static_cast<__nv_bfloat16*>(p.out) + (work.row + first_row + row) * p.out_stride + column + chunk * 8) = v;
   }
 }
 
 template <bool kMx>
-__device__ __forceinline__ void finish_gate_up(const MoeGroupedGemm& p, const Consumer<kMx>& me, const Work& work, const float (&d)[2][kMaxN / 2]) {
+__device__ __forceinline__ void finish_gate_up(const MoeGroupedGemm& p, const Consumer<kMx>& me, const Work& work, const float (&d)[kMaxN / 2]) {
   const uint32_t out = me.base + Layout<kMx>::kOut + static_cast<uint32_t>(me.group) * kStageOutBytes;
-  const int g = me.lane / 4, q = me.lane % 4, unit = work.m_tile * kMoeGroupedUnits + me.group * 8 + me.warp;
+  const int g = me.lane / 4, q = me.lane % 4, unit = work.m_tile * kMoeGroupedUnits + me.group * 4 + me.warp;
+  const bool real = unit * 8 + g < p.hidden;
   float f1 = 1, f3 = 1;
   if (kMx && p.factors != nullptr) f1 = p.factors[work.expert * 4], f3 = p.factors[work.expert * 4 + 2];
 #pragma unroll
-  for (int first = 0; first < kMaxN; first += 64) {
+  for (int first = 0; first < kMaxN; first += kOutRows) {
     if (first >= work.rows) break;
     named_barrier(1 + me.group, 128);
 #pragma unroll
-    for (int block = first / 8; block < first / 8 + 8; ++block) {
+    for (int block = first / 8; block < (first + kOutRows) / 8; ++block) {
       if (block * 8 >= work.rows) break;
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        const bool real = (unit + 4 * j) * 8 + g < p.hidden;
-        const float v0 = real ? glu_value(p.glu, d[j][4 * block] * f1, d[j][4 * block + 2] * f3) : 0;
-        const float v1 = real ? glu_value(p.glu, d[j][4 * block + 1] * f1, d[j][4 * block + 3] * f3) : 0;
-        // Lanes of even g keep the even token, of odd g the odd one; a word has the columns of both.
-        const float other = __shfl_xor_sync(0xFFFFFFFFU, g % 2 == 0 ? v1 : v0, 4);
-        const uint32_t word = g % 2 == 0 ? pack_bf16(v0, other) : pack_bf16(other, v1);
-        const auto t = static_cast<uint32_t>(8 * (block - first / 8) + 2 * q + g % 2);
-        store_shared_4(out + swizzle_128(t, static_cast<uint32_t>(4 * j + g / 2) * 16) + static_cast<uint32_t>(me.warp) * 4, word);
-      }
+      const float v0 = real ? glu_value(p.glu, d[4 * block] * f1, d[4 * block + 2] * f3) : 0;
+      const float v1 = real ? glu_value(p.glu, d[4 * block + 1] * f1, d[4 * block + 3] * f3) : 0;
+      // Lanes of even g keep the even row, of odd g the odd one; a word has the columns of both.
+      const float other = __shfl_xor_sync(0xFFFFFFFFU, g % 2 == 0 ? v1 : v0, 4);
+      const uint32_t word = g % 2 == 0 ? pack_bf16(v0, other) : pack_bf16(other, v1);
+      store_shared_4(out + staged<32>(8 * block - first + 2 * q + g % 2, g / 2) + static_cast<uint32_t>(me.warp) * 4, word);
     }
     named_barrier(1 + me.group, 128);
-    store_block(p, out, work, first, work.m_tile * 128 + me.group * 64);
+    store_block<32>(p, out, work, first, work.m_tile * 128 + me.group * 32);
   }
 }
 
 template <bool kMx>
-__device__ __forceinline__ void finish_down(const MoeGroupedGemm& p, const Consumer<kMx>& me, const Work& work, const float (&d)[2][kMaxN / 2]) {
+__device__ __forceinline__ void finish_down(const MoeGroupedGemm& p, const Consumer<kMx>& me, const Work& work, const float (&d)[kMaxN / 2]) {
   const uint32_t out = me.base + Layout<kMx>::kOut + static_cast<uint32_t>(me.group) * kStageOutBytes;
   const float f = kMx && p.factors != nullptr ? p.factors[work.expert * 4 + 1] : 1;
   const int matrix = me.lane / 8;
 #pragma unroll
-  for (int first = 0; first < kMaxN; first += 64) {
+  for (int first = 0; first < kMaxN; first += kOutRows) {
     if (first >= work.rows) break;
+    named_barrier(1 + me.group, 128);
 #pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      named_barrier(1 + me.group, 128);
+    for (int block = first / 8; block < (first + kOutRows) / 8; block += 2) {
+      if (block * 8 >= work.rows) break;
+      uint32_t r[4];
 #pragma unroll
-      for (int block = first / 8; block < first / 8 + 8; block += 2) {
-        if (block * 8 >= work.rows) break;
-        uint32_t r[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) r[i] = pack_bf16(d[j][4 * block + 2 * i] * f, d[j][4 * block + 2 * i + 1] * f);
-        const auto t = static_cast<uint32_t>(8 * (block - first / 8 + matrix / 2) + me.lane % 8);
-        stmatrix_x4_trans(out + swizzle_128(t, static_cast<uint32_t>(2 * me.warp + matrix % 2) * 16), r);
-      }
-      named_barrier(1 + me.group, 128);
-      store_block(p, out, work, first, work.m_tile * 256 + me.group * 128 + j * 64);
+      for (int i = 0; i < 4; ++i) r[i] = pack_bf16(d[4 * block + 2 * i] * f, d[4 * block + 2 * i + 1] * f);
+      stmatrix_x4_trans(out + staged<64>(8 * (block + matrix / 2) - first + me.lane % 8, 2 * me.warp + matrix % 2), r);
     }
+    named_barrier(1 + me.group, 128);
+    store_block<64>(p, out, work, first, work.m_tile * 256 + me.group * 64);
   }
 }
 
 template <bool kMx, bool kDown>
 __device__ __forceinline__ void tile(const MoeGroupedGemm& p, Consumer<kMx>& me, const Work& work, Operands& o) {
-  auto& a = o.a;
   using L = Layout<kMx>;
   using S = Shape<kMx>;
   constexpr int kSteps = S::kColumns / 64;  // of an A stage
 #pragma unroll
-  for (int i = 0; i < kMaxN / 2; ++i) o.d[0][i] = o.d[1][i] = 0;
+  for (float& d : o.d) d = 0;
   const int eights = __shfl_sync(0xFFFFFFFFU, (work.rows + 7) / 8, 0);
   const int steps = (p.k + 63) / 64;
-  uint32_t used = 0;  // the B stage before
   for (int s = 0; s < steps; ++s) {
     const int part = s % kSteps;
     if (part == 0) mbar_wait(me.base + L::kAFull + 8 * static_cast<uint32_t>(me.a.stage), me.a.phase);
-    const uint32_t unit = me.base + static_cast<uint32_t>(me.a.stage * L::kABytes + (me.group * 8 + me.warp) * S::kUnit);
-    uint4 codes[2];
-    uint32_t scales[2];
+    const uint32_t unit = me.base + static_cast<uint32_t>(me.a.stage * L::kABytes + (me.group * 4 + me.warp) * S::kUnit);
+    uint4 codes{};
+    uint32_t scales = 0;
     if constexpr (kMx) {
+      codes = load_shared_16(unit + 128 + static_cast<uint32_t>(part * 512 + me.lane * 16));
+      scales = load_shared_4(unit + static_cast<uint32_t>(me.lane / 4 * 16 + part * 4));
+    }
+    if (s > 0) {  // products of the step before: their rows and the registers of their weights are free
+      wgmma_wait<0>();
+      __syncwarp();
+      if (me.lane == 0) mbar_arrive(me.base + L::kBEmpty + 8 * static_cast<uint32_t>(me.b.stage));
+      me.b.next();
+    }
 #pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        const uint32_t at = unit + static_cast<uint32_t>(j * 4 * S::kUnit);
-        codes[j] = load_shared_16(at + 128 + static_cast<uint32_t>(part * 512 + me.lane * 16));
-        scales[j] = load_shared_4(at + static_cast<uint32_t>(me.lane / 4 * 16 + part * 4));
+    for (int q = 0; q < 2; ++q) {  // groups of 32 columns
+      uint32_t half[2][4];         // rows g and g + 8
+      if constexpr (kMx) {
+        mxfp4_decode(q == 0 ? codes.x : codes.z, half[0]);
+        mxfp4_decode(q == 0 ? codes.y : codes.w, half[1]);
+        const uint32_t factors = mxfp4_factors(scales, q);
+        const __nv_bfloat162 both = *reinterpret_cast<const __nv_bfloat162*>(&factors);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          half[0][i] = mxfp4_scaled(half[0][i], __low2bfloat162(both));
+          half[1][i] = mxfp4_scaled(half[1][i], __high2bfloat162(both));
+        }
+      } else {
+        const uint32_t at = unit + static_cast<uint32_t>(q * 1024 + me.lane * 16);
+        const uint4 low = load_shared_16(at), high = load_shared_16(at + 512);
+        half[0][0] = low.x, half[0][1] = low.y, half[0][2] = low.z, half[0][3] = low.w;
+        half[1][0] = high.x, half[1][1] = high.y, half[1][2] = high.z, half[1][3] = high.w;
+      }
+#pragma unroll
+      for (int m = 0; m < 2; ++m) {
+        o.a[2 * q + m][0] = half[0][2 * m], o.a[2 * q + m][1] = half[1][2 * m];
+        o.a[2 * q + m][2] = half[0][2 * m + 1], o.a[2 * q + m][3] = half[1][2 * m + 1];
       }
     }
-    const uint32_t b_full = me.base + L::kBFull + 8 * static_cast<uint32_t>(me.b.stage);
-    const uint64_t rows = make_desc(me.base + L::kB + static_cast<uint32_t>(me.b.stage) * kBBytes, 0, 1024, Swizzle::bytes_128);
-#pragma unroll
-    for (int q = 0; q < 2; ++q) {
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        uint32_t half[2][4];
-        if constexpr (kMx) {
-          mxfp4_decode(q == 0 ? codes[j].x : codes[j].z, half[0]);
-          mxfp4_decode(q == 0 ? codes[j].y : codes[j].w, half[1]);
-          const uint32_t factors = mxfp4_factors(scales[j], q);  // low half: row g, high half: row g + 8
-          const __nv_bfloat162 both = *reinterpret_cast<const __nv_bfloat162*>(&factors);
-#pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            half[0][i] = mxfp4_scaled(half[0][i], __low2bfloat162(both));
-            half[1][i] = mxfp4_scaled(half[1][i], __high2bfloat162(both));
-          }
-        } else {
-          const uint32_t at = unit + static_cast<uint32_t>(j * 4 * S::kUnit + q * 1024 + me.lane * 16);
-          const uint4 low = load_shared_16(at), high = load_shared_16(at + 512);
-          half[0][0] = low.x, half[0][1] = low.y, half[0][2] = low.z, half[0][3] = low.w;
-          half[1][0] = high.x, half[1][1] = high.y, half[1][2] = high.z, half[1][3] = high.w;
-        }
-#pragma unroll
-        for (int m = 0; m < 2; ++m) {
-          a[q][j][m][0] = half[0][2 * m], a[q][j][m][1] = half[1][2 * m];
-          a[q][j][m][2] = half[0][2 * m + 1], a[q][j][m][3] = half[1][2 * m + 1];
-        }
-      }
-      if (q == 0) mbar_wait(b_full, me.b.phase);
-      products(o, q, rows, eights);
-      if (q == 0 && s > 0) {
-        __syncwarp();
-        if (me.lane == 0) mbar_arrive(used);
-      }
-    }
+    mbar_wait(me.base + L::kBFull + 8 * static_cast<uint32_t>(me.b.stage), me.b.phase);
+    products(o, make_desc(me.base + L::kB + static_cast<uint32_t>(me.b.stage) * kBBytes, 0, 1024, Swizzle::bytes_128), eights);
     if (part == kSteps - 1 || s == steps - 1) {
       __syncwarp();
       if (me.lane == 0) mbar_arrive(me.base + L::kAEmpty + 8 * static_cast<uint32_t>(me.a.stage));
       me.a.next();
     }
-    if (me.lead && (s == 2 || s == steps - 1)) {
-      named_barrier_arrive(3, 256);
-      me.lead = false;
-    }
-    used = me.base + L::kBEmpty + 8 * static_cast<uint32_t>(me.b.stage);
-    me.b.next();
   }
   wgmma_wait<0>();
   __syncwarp();
-  if (me.lane == 0) mbar_arrive(used);
+  if (me.lane == 0) mbar_arrive(me.base + L::kBEmpty + 8 * static_cast<uint32_t>(me.b.stage));
+  me.b.next();
   if constexpr (kDown) {
     finish_down<kMx>(p, me, work, o.d);
   } else {
@@ -448,18 +431,11 @@ __device__ __forceinline__ void consume(const MoeGroupedGemm& p, uint32_t base) 
   using L = Layout<kMx>;
   const int thread = static_cast<int>(threadIdx.x) - 128;
   Consumer<kMx> me{base, thread / 128, thread / 32 % 4, thread % 32, {}, {}};
-  const bool stagger = (p.tune & 1) != 0;
-  me.lead = stagger && me.group == 0;
-  bool follow = stagger && me.group == 1;
   Ring<kSlots> slots;
   Operands o;
   for (;;) {
     const Work work = take_work(base + L::kInfo, base + L::kSlotFull, base + L::kSlotEmpty, slots);
     if (work.rows < 0) return;
-    if (follow) {
-      named_barrier(3, 256);
-      follow = false;
-    }
     tile<kMx, kDown>(p, me, work, o);
   }
 }
@@ -487,14 +463,14 @@ __global__ void __launch_bounds__(kThreads, 1) grouped_product(const __grid_cons
   }
   __syncthreads();
   if (threadIdx.x < 128) {
-    fewer_registers<56>();
+    fewer_registers<32>();
     if (threadIdx.x < 32) {
       stream_weights<kMx>(p, &p.header->next[kDown ? 1 : 0], base);
     } else {
       gather_rows<kMx>(p, base);
     }
   } else {
-    more_registers<224>();
+    more_registers<112>();
     consume<kMx, kDown>(p, base);
   }
 }
