@@ -224,6 +224,16 @@ __device__ __forceinline__ float cluster_load(uint32_t address) {
   asm volatile("ld.shared::cluster.f32 %0, [%1];\n" : "=f"(out) : "r"(address) : "memory");
   return out;
 }
+// As mbar_arrive_cluster, without a fence of the arriving thread's writes: "I have read", not "I have written".
+__device__ __forceinline__ void mbar_arrive_cluster_relaxed(uint32_t bar, uint32_t rank) {
+  asm volatile(
+      "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\nmbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [remote];\n}\n" ::"r"(bar),
+      "r"(rank)
+      : "memory");
+}
+// The value of lane 0, in a form that the compiler knows to be the same in the whole warp: only then do descriptors and loop counters
+// live in uniform registers.
+__device__ __forceinline__ int uniform(int x) { return __shfl_sync(0xFFFFFFFFU, x, 0); }
 // One load into the same place of every block named by `blocks` (a bit a rank), each of which is told by its own barrier.
 __device__ __forceinline__ void tma_load_3d_multicast(uint32_t to, const void* map, int x, int y, int z, uint32_t bar, uint16_t blocks) {
   asm volatile(

@@ -176,7 +176,7 @@ struct Bars {
 template <int kPair>
 __device__ __forceinline__ void release_block(uint32_t bar, int lane) {
   if constexpr (kPair == 2) {
-    if (lane < 2) mbar_arrive_cluster(bar, static_cast<uint32_t>(lane));
+    if (lane < 2) mbar_arrive_cluster_relaxed(bar, static_cast<uint32_t>(lane));
   } else {
     if (lane == 0) mbar_arrive(bar);
   }
@@ -192,42 +192,55 @@ __device__ void copy_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared) {
   Turn<kRing<N>> turn;
   uint32_t query_parity = 0;
   Segment s;
-  const int rank = static_cast<int>(blockIdx.x) % kPair, boxes = kMlaTile / p.box_tokens, page_tokens = static_cast<int>(p.args.pages.page_tokens);
+  // This block's boxes of a tile: all, or half of them.
+  const int rank = static_cast<int>(blockIdx.x) % kPair, box_tokens = p.box_tokens, boxes = kMlaTile / box_tokens / kPair;
+  const int page_tokens = static_cast<int>(p.args.pages.page_tokens), box_bytes = box_tokens * 128;
   while (next_segment<kPair>(p, w, s)) {
     mbar_wait(bars.query_empty(), query_parity ^ 1);
     query_parity ^= 1;
     mbar_expect(bars.query_full(), kColumns * N * 128);
     for (int k = 0; k < kColumns; ++k) tma_load_2d(shared + k * N * 128, &p.query, 64 * k, s.row0, bars.query_full());
     const int32_t* table = p.args.pages.table + s.request * p.args.pages.table_stride;
-    int next[4] = {};
+    int page[4] = {}, row[4] = {}, next_page[4] = {}, next_row[4] = {};
     const auto look_up = [&](int tile) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const int token = tile * kMlaTile + i * p.box_tokens;
-        if (i < boxes && token < s.length) next[i] = table[token / page_tokens];
+        const int token = tile * kMlaTile + (rank * boxes + i) * box_tokens;
+        if (i < boxes && token < s.length) {
+          const int index = token / page_tokens;
+          next_page[i] = table[index];
+          next_row[i] = token - index * page_tokens;
+        }
       }
     };
     look_up(s.begin);
+#pragma unroll 1
     for (int tile = s.begin; tile < s.end; ++tile) {
-      const int page[4] = {next[0], next[1], next[2], next[3]};
-      const int taken = min(boxes, max(0, (s.length - tile * kMlaTile + p.box_tokens - 1) / p.box_tokens));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        page[i] = next_page[i];
+        row[i] = next_row[i];
+      }
+      const int left = s.length - tile * kMlaTile;
+      const int all = left >= kMlaTile ? boxes * kPair : max(0, (left + box_tokens - 1) / box_tokens);
+      const int mine = min(boxes, all - rank * boxes);
       if (tile + 1 < s.end) look_up(tile + 1);
 #pragma unroll 1
       for (int i = 0; i < kColumns; ++i) {
         const int column = i == 0 ? kLatent : 64 * (i - 1);
         mbar_wait(bars.empty(turn.slot), turn.parity ^ 1);
-        const uint32_t bar = bars.full(turn.slot), to = shared + Layout<N>::kRingAt + turn.slot * kBlockBytes;
-        mbar_expect(bar, taken * p.box_tokens * 128);
+        const uint32_t bar = bars.full(turn.slot);
+        uint32_t to = shared + Layout<N>::kRingAt + turn.slot * kBlockBytes + rank * boxes * box_bytes;
+        mbar_expect(bar, all * box_bytes);
 #pragma unroll
         for (int box = 0; box < 4; ++box) {
-          if (box >= taken) continue;
-          const uint32_t place = to + box * p.box_tokens * 128;
-          const int row = (tile * kMlaTile + box * p.box_tokens) % page_tokens;
+          if (box >= mine) break;
           if constexpr (kPair == 2) {
-            if (2 * box / boxes == rank) tma_load_3d_multicast(place, &p.pages, column, row, page[box], bar, 3);
+            tma_load_3d_multicast(to, &p.pages, column, row[box], page[box], bar, 3);
           } else {
-            tma_load_3d(place, &p.pages, column, row, page[box], bar);
+            tma_load_3d(to, &p.pages, column, row[box], page[box], bar);
           }
+          to += box_bytes;
         }
         turn.advance();
       }
@@ -300,8 +313,9 @@ __device__ void score_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared, ch
   uint32_t query_parity = 0, p_parity = 0;
   Segment s;
   float l[kFolded<K>];
-  while (next_segment<kPair>(p, w, s)) {
-    const int window = s.length - s.tokens + 1, heads = static_cast<int>(p.args.heads), row0 = s.row_tile * p.config.row_tile;
+  while (uniform(next_segment<kPair>(p, w, s)) != 0) {
+    const int window = uniform(s.length - s.tokens + 1), heads = static_cast<int>(p.args.heads), row0 = s.row_tile * p.config.row_tile;
+    const int begin = uniform(s.begin), end = uniform(s.end), length = uniform(s.length);
     named_barrier(1, 128);  // limits, cross of the segment before have been read
     if (thread < N) limits[thread] = thread < s.rows ? window + (row0 + thread) / heads : 0;
 #pragma unroll
@@ -310,7 +324,7 @@ __device__ void score_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared, ch
     mbar_wait(bars.query_full(), query_parity);
     query_parity ^= 1;
 #pragma unroll 1
-    for (int tile = s.begin; tile < s.end; ++tile) {
+    for (int tile = begin; tile < end; ++tile) {
       float x[N / 2];
       Turn<kRing<N>> at = turn;
 #pragma unroll
@@ -326,9 +340,9 @@ __device__ void score_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared, ch
       wgmma_commit();
       wgmma_wait<0>();
       release_block<kPair>(bars.empty(turn.slot), lane);  // the shared key is not a value
-      if (lane == 0 && tile + 1 == s.end) mbar_arrive(bars.query_empty());
-      const int first_token = tile * kMlaTile, left = s.length - first_token;
-      const bool first = tile == s.begin;
+      if (lane == 0 && tile + 1 == end) mbar_arrive(bars.query_empty());
+      const int first_token = tile * kMlaTile, left = length - first_token;
+      const bool first = tile == begin;
       float top = -INFINITY;
 #pragma unroll
       for (int j = 0; j < N / 8; ++j) {
@@ -352,7 +366,7 @@ __device__ void score_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared, ch
       }
 #pragma unroll
       for (int i = 0; i < N / 2; ++i) top = fmaxf(top, x[i]);
-      const bool raise = named_barrier_any(1, 128, first || top > kSlack);
+      const bool raise = uniform(named_barrier_any(1, 128, first || top > kSlack)) != 0;
       mbar_wait(bars.p_empty(), p_parity ^ 1);
       p_parity ^= 1;
       if (raise) {
@@ -395,7 +409,7 @@ __device__ void score_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared, ch
           l[i] *= factor[index / 2 * 8 + 2 * quad + index % 2];
         }
       }
-      if (thread == 0) *flag = (first ? kFirst : raise ? kRescale : 0) | (tile + 1 == s.end ? kLast : 0);
+      if (thread == 0) *flag = (first ? kFirst : raise ? kRescale : 0) | (tile + 1 == end ? kLast : 0);
       if (left < kMlaTile) {  // what the pages hold beyond the request may be anything, and 0 * NaN is NaN
         const int keep = max(left, 0);
         Turn<kRing<N>> block = turn;
@@ -505,7 +519,7 @@ template <int N, int kPair>
 __device__ void value_role(const MlaDecodeLaunch& p, uint32_t shared, const char* base) {
   const Bars<N> bars{shared + Layout<N>::kBars};
   const float* factor = reinterpret_cast<const float*>(base + Layout<N>::kFloats) + N;
-  const int group = static_cast<int>(threadIdx.x) / 128, lane = static_cast<int>(threadIdx.x) % 32;
+  const int group = uniform(static_cast<int>(threadIdx.x) / 128), lane = static_cast<int>(threadIdx.x) % 32;
   int slot = 1 + group;  // of this warpgroup's first block of the tile
   uint32_t p_parity = 0, sums_parity = 0;
   float acc[4][N / 2];
@@ -514,7 +528,7 @@ __device__ void value_role(const MlaDecodeLaunch& p, uint32_t shared, const char
   while (true) {
     mbar_wait(bars.p_full(), p_parity);
     p_parity ^= 1;
-    const int flag = *reinterpret_cast<const volatile int*>(base + Layout<N>::kFlag);
+    const int flag = uniform(*reinterpret_cast<const volatile int*>(base + Layout<N>::kFlag));
     if ((flag & kStop) != 0) return;
     if ((flag & kRescale) != 0) {
 #pragma unroll
@@ -597,16 +611,16 @@ __global__ void __launch_bounds__(kThreads, 1) decode(const __grid_constant__ Ml
   if (threadIdx.x == 0) p.parts.splits[blockIdx.x] = {-1, 0};
   const Walk w = find_share<kPair>(p, reinterpret_cast<int*>(memory + Layout<N>::kFloats));
   if constexpr (kPair == 2) cluster_sync();  // nothing is sent to a barrier that is not there yet
-  const int role = static_cast<int>(threadIdx.x) / 128;
+  const int role = uniform(static_cast<int>(threadIdx.x) / 128);
   if (role == 3) {
-    fewer_registers<56>();
+    fewer_registers<(N == 64 ? 64 : 88)>();
     if (threadIdx.x == 384) copy_role<N, kPair>(p, w, shared);
   } else if (role == 2) {
-    fewer_registers<104>();
-    score_role<N, kPair>(p, w, shared, memory);
+    fewer_registers<(N == 64 ? 112 : 128)>();
+    score_role<N, kPair>(p, w, static_cast<uint32_t>(uniform(static_cast<int>(shared))), memory);
   } else {
-    more_registers<176>();
-    value_role<N, kPair>(p, shared, memory);
+    more_registers<(N == 64 ? 168 : 144)>();
+    value_role<N, kPair>(p, static_cast<uint32_t>(uniform(static_cast<int>(shared))), memory);
   }
   if constexpr (kPair == 2) {
     __syncwarp();
