@@ -55,7 +55,7 @@ Status Stepper::compute_on_gpu(const Batch& batch, const Tensor& logits) {
   const bool no_exports = std::all_of(batch.caches.begin(), batch.caches.end(), [](const LayerCache& c) { return c.exports.empty(); });
   const int64_t sequences = batch.sequence_count();
   const bool decode = batch.token_count() == sequences && ctx_.step->longest == 1 &&
-                      static_cast<int64_t>(batch.logit_rows.size()) == sequences && no_exports;
+                      static_cast<int64_t>(batch.logit_rows.size()) == sequences && no_exports && !ops::cuda::tracing(gpu.ops.get());
   if (!decode) return compute();
   const auto found = gpu.graphs.find(sequences);
   if (found == gpu.graphs.end()) {

@@ -1,10 +1,18 @@
 #include "k3/ops/cuda/op_state.h"
 
+#include <cuda_runtime_api.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <string_view>
+
 #include "k3/ops/cuda/dispatch.h"
 
 namespace k3::ops::cuda {
 
 OpState::OpState() {
+  const char* trace = std::getenv("K3_TRACE");
+  trace_ = trace != nullptr && std::string_view(trace) == "gpu";
   Result<GemmPlans> plans = GemmPlans::create();
   if (plans.ok()) {
     plans_.emplace(*std::move(plans));
@@ -13,6 +21,24 @@ OpState::OpState() {
   }
 }
 
+Result<void*> OpState::zeroed(int64_t bytes) {
+  if (zeroed_.empty() || zeroed_.back().size_bytes() < bytes) {
+    int device = 0;
+    cudaGetDevice(&device);
+    K3_TRY_ASSIGN(Storage storage, Storage::allocate_on(Device{device}, bytes));
+    zeroed_.push_back(std::move(storage));
+  }
+  return static_cast<void*>(zeroed_.back().data());
+}
+
+void OpState::trace(const char* what) {
+  std::fprintf(stderr, "%s", what);
+  std::fflush(stderr);
+  const cudaError_t error = cudaDeviceSynchronize();
+  std::fprintf(stderr, error == cudaSuccess ? " done\n" : ": %s\n", cudaGetErrorString(error));
+}
+
+bool tracing(const OpState* state) { return state->tracing(); }
 OpState* new_op_state() { return new OpState; }
 void delete_op_state(OpState* state) { delete state; }
 Status take_error(OpState* state) { return state->take_error(); }

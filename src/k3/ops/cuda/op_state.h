@@ -10,9 +10,12 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "k3/ops/cuda/launch.h"
 #include "k3/ops/gemm/cuda/gemm_plans.h"
+#include "k3/tensor/tensor.h"
 
 namespace k3::ops::cuda {
 
@@ -20,20 +23,30 @@ class OpState {
  public:
   OpState();
   void note(CudaStatus status, const char* what) {
+    if (trace_) trace(what);
     if (!status.ok() && first_.ok()) {
       first_ = status;
       what_ = what;
     }
   }
+  // K3_TRACE=gpu: every op is waited for and named on stderr, so that one that hangs or faults is known. No graphs then.
+  bool tracing() const { return trace_; }
   Status take_error() {
     const CudaStatus status = std::exchange(first_, {});
     return to_status(status, what_);
   }
+  // Device memory that is zero at first and that its users leave as they want to find it. Grows, never while a graph is captured:
+  // a step runs before it is.
+  Result<void*> zeroed(int64_t bytes);
   GemmPlans* plans() { return plans_ ? &*plans_ : nullptr; }
   const std::string& without_plans() const { return without_plans_; }  // why there are none
 
  private:
+  void trace(const char* what);
+
+  bool trace_ = false;
   std::optional<GemmPlans> plans_;
+  std::vector<Storage> zeroed_;  // the last is in use; those before may be named in graphs
   std::string without_plans_;
   CudaStatus first_;
   const char* what_ = "";

@@ -1,5 +1,8 @@
+#include <algorithm>
+
 #include "k3/ops/cuda/dispatch.h"
 #include "k3/ops/cuda/op_state.h"
+#include "k3/ops/moe/cuda/moe_grouped_cuda.h"
 #include "k3/ops/moe/cuda/moe_stream_cuda.h"
 #include "k3/ops/moe/cuda/moe_stream_pack.h"
 #include "k3/ops/moe/moe.h"
@@ -30,7 +33,61 @@ MoeWeights kind_of(const ops::ExpertBank& bank) { return bank.scheme == Scheme::
 int64_t gate_up_bytes(const ops::ExpertBank& bank) { return moe_packed_bytes(kind_of(bank), 2 * bank.hidden, bank.width); }
 int64_t down_bytes(const ops::ExpertBank& bank) { return moe_packed_bytes(kind_of(bank), bank.width, bank.hidden); }
 
-constexpr int64_t kStreamTokens = 256;  // of one pass of the streaming kernels; more tokens take several
+constexpr int64_t kStreamTokens = 256;  // most of the streaming kernels; beyond, weights are read once for tiles of tokens
+
+MoeExpertsCuda experts_of(const ops::ExpertBank& bank) {
+  return {.kind = kind_of(bank),
+          .experts = static_cast<int>(bank.experts),
+          .width = static_cast<int>(bank.width),
+          .hidden = static_cast<int>(bank.hidden),
+          .w13 = bank.gate_up,
+          .w2 = bank.down,
+          .factors = bank.scheme == Scheme::mxfp4 ? bank.factors : nullptr};
+}
+
+MoeGlu glu_of(const ops::Glu& activation) {
+  return {activation.kind == GluKind::situ, activation.beta, activation.linear_beta.value_or(0)};
+}
+
+void stream(const Ctx& ctx, const Tensor& z, const Tensor& ids, const Tensor& weights, const ops::ExpertBank& bank,
+            const ops::Glu& activation, const Tensor& out) {
+  const Workspace::Scope scope(*ctx.workspace);
+  const int64_t tokens = z.dim(0), topk = ids.dim(1);
+  MoeStreamCuda s;
+  s.weights = experts_of(bank);
+  s.glu = glu_of(activation);
+  s.z = z.data;
+  s.ids = static_cast<const int32_t*>(ids.data);
+  s.tokens = static_cast<int>(tokens);
+  s.topk = static_cast<int>(topk);
+  s.first_expert = bank.first;
+  s.slot_out = ctx.workspace->tensor({tokens * topk, bank.width}).f32();
+  s.sum.weights = weights.f32();
+  s.sum.out = out.data;
+  const Result<void*> counters = ctx.gpu->zeroed(moe_stream_workspace_bytes(kStreamTokens, topk, bank.experts, bank.hidden));
+  if (!counters.ok()) end_exhausted(counters.error().message);
+  s.workspace = *counters;
+  ctx.gpu->note(moe_stream_cuda(s, ctx.stream), "moe");
+}
+
+void grouped(const Ctx& ctx, const Tensor& z, const Tensor& ids, const Tensor& weights, const ops::ExpertBank& bank,
+             const ops::Glu& activation, const Tensor& out) {
+  const Workspace::Scope scope(*ctx.workspace);
+  const int64_t tokens = z.dim(0), topk = ids.dim(1);
+  MoeGroupedCuda g;
+  g.weights = experts_of(bank);
+  g.glu = glu_of(activation);
+  g.z = z.data;
+  g.z_stride = z.stride(0);
+  g.ids = static_cast<const int32_t*>(ids.data);
+  g.tokens = static_cast<int>(tokens);
+  g.topk = static_cast<int>(topk);
+  g.first_expert = bank.first;
+  g.rows = ctx.workspace->tensor({tokens * topk, bank.width}, DType::bf16).data;
+  g.workspace = ctx.workspace->bytes(moe_grouped_workspace_bytes(tokens, topk, bank.experts, bank.width, bank.hidden));
+  ctx.gpu->note(moe_grouped_cuda(g, ctx.stream), "moe");
+  ctx.gpu->note(moe_grouped_combine_cuda(g, {.weights = weights.f32(), .out = out.data}, ctx.stream), "moe sum");
+}
 
 }  // namespace
 
@@ -59,38 +116,13 @@ Status pack_expert(const ops::ExpertBank& bank, int64_t index, const Weight& w1,
 void moe(const Ctx& ctx, const Tensor& z, const Tensor& ids, const Tensor& weights, const ops::ExpertBank& bank,
          const ops::Glu& activation, const Tensor& out) noexcept {
   K3_CHECK(z.dtype == DType::bf16 && z.contiguous() && out.contiguous() && bank && z.dim(1) == bank.width, "moe: z {}", z.shape_text());
-  const int64_t topk = ids.dim(1);
-  for (int64_t begin = 0; begin < z.dim(0); begin += kStreamTokens) {
-    const Workspace::Scope scope(*ctx.workspace);
-    const int64_t end = std::min(z.dim(0), begin + kStreamTokens), tokens = end - begin;
-    MoeStreamCuda s;
-    s.weights = {.kind = kind_of(bank),
-                 .experts = static_cast<int>(bank.experts),
-                 .width = static_cast<int>(bank.width),
-                 .hidden = static_cast<int>(bank.hidden),
-                 .w13 = bank.gate_up,
-                 .w2 = bank.down,
-                 .factors = bank.factors};
-    s.glu = {activation.kind == GluKind::situ, activation.beta, activation.linear_beta.value_or(0)};
-    s.z = z.slice(begin, end).data;
-    s.ids = static_cast<const int32_t*>(ids.slice(begin, end).data);
-    s.tokens = static_cast<int>(tokens);
-    s.topk = static_cast<int>(topk);
-    s.first_expert = bank.first;
-    s.slot_out = ctx.workspace->tensor({tokens * topk, bank.width}).f32();
-    s.workspace = ctx.workspace->bytes(moe_stream_workspace_bytes(tokens, topk, bank.experts, bank.hidden));
-    ctx.gpu->note(moe_stream_cuda(s, ctx.stream), "moe");
-    MoeCombineCuda c;
-    c.slot_out = s.slot_out;
-    c.ids = s.ids;
-    c.weights = weights.slice(begin, end).f32();
-    c.tokens = s.tokens;
-    c.topk = s.topk;
-    c.width = s.weights.width;
-    c.experts = s.weights.experts;
-    c.first_expert = bank.first;
-    c.out = out.slice(begin, end).data;
-    ctx.gpu->note(moe_combine_cuda(c, ctx.stream), "moe");
+  const int64_t tokens = z.dim(0);
+  if (tokens > kStreamTokens && moe_grouped_serves(kind_of(bank), bank.experts, bank.width, bank.hidden, device_info())) {
+    return grouped(ctx, z, ids, weights, bank, activation, out);
+  }
+  for (int64_t begin = 0; begin < tokens; begin += kStreamTokens) {
+    const int64_t end = std::min(tokens, begin + kStreamTokens);
+    stream(ctx, z.slice(begin, end), ids.slice(begin, end), weights.slice(begin, end), bank, activation, out.slice(begin, end));
   }
 }
 
