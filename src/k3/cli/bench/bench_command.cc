@@ -272,6 +272,7 @@ Status bench_command(const BenchOptions& options) {
   if (options.model.empty()) {
     return fail(Code::invalid_argument, "no model: give a model folder, or 'ceiling' to measure the machine alone");
   }
+  K3_TRY(refuse_gpu(options.compute, "bench", "its ceilings are those of the processor"));
   const std::vector<BenchCase> cases = bench_cases(options, available_threads());
   if (cases.empty()) return fail(Code::invalid_argument, "nothing to measure: every length of -p and -n is 0");
   if (options.compute.ctx_tokens > 0 && options.compute.ctx_tokens < needed_ctx(cases)) {

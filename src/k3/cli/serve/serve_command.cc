@@ -161,6 +161,7 @@ server::ServerOptions server_options(const ServeOptions& o, std::vector<std::str
 }  // namespace
 
 Status serve_command(const ServeOptions& o) {
+  K3_TRY(refuse_gpu(o.compute, "serve", "the cache's pages lie in host memory"));
   K3_TRY_ASSIGN(std::vector<std::string> keys, read_keys(o.api_key_file));
   K3_TRY_ASSIGN(const Tokenizer tokenizer, load_tokenizer(o.model));
   RunNeeds needs;

@@ -44,6 +44,11 @@ Result<Stepper> Stepper::create(const Model& model, ThreadPool& pool, const Comp
     if (mode.policy == ops::Policy::exact) {
       return fail(Code::unsupported, "policy exact is FP32 throughout and runs on the CPU alone; use --policy bf16 or --device cpu");
     }
+    if (mode.deterministic) {
+      return fail(Code::unsupported, "--deterministic works with --device cpu alone: the GPU kernels of prompts and of single tokens "
+                  "sum in different orders");
+    }
+    if (mode.int8_activations) return fail(Code::unsupported, "--act int8 works with --device cpu alone");
     K3_TRY_ASSIGN(stepper.gpu_, make_gpu(model, limits));
     stepper.ctx_.stream = stepper.gpu_->stream.get();
     stepper.ctx_.gpu = stepper.gpu_->ops.get();
@@ -67,6 +72,11 @@ int64_t Stepper::most_rows() const {
 
 Status Stepper::check_size(const FlatStep& step) const {
   const auto tokens = static_cast<int64_t>(step.tokens.size()), rows = static_cast<int64_t>(step.rows.size());
+  const auto sequences = static_cast<int64_t>(step.history.size());
+  if (gpu_ != nullptr && (tokens > gpu_->limits.tokens || sequences > gpu_->limits.sequences)) {
+    return fail(Code::exhausted, "a step of {} tokens of {} sequences; this runner takes at most {} of {}", tokens, sequences,
+                gpu_->limits.tokens, gpu_->limits.sequences);
+  }
   if (tokens <= most_tokens() && rows <= most_rows()) return {};
   return fail(Code::exhausted, "a step of {} tokens and {} rows of logits; the memory plan has room for {} and {}", tokens,
               rows, most_tokens(), most_rows());

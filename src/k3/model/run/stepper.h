@@ -50,7 +50,7 @@ class Stepper {
  public:
   static Result<Stepper> create(const Model& model, ThreadPool& pool, const ComputeMode& mode, const StepLimits& limits = {});
 
-  // Against the memory plan; call before caches are touched.
+  // Against the memory plan or the limits of a GPU's arrays; call before caches are touched.
   Status check_size(const FlatStep& step) const;
   // Logits of batch.logit_rows, in host memory, valid until the next call.
   Result<Tensor> run(const Batch& batch);
@@ -63,6 +63,7 @@ class Stepper {
  private:
   // What a step on a GPU needs besides.
   struct Gpu {
+    StepLimits limits;
     StreamHandle stream;
     ops::cuda::OpStateHandle ops;
     DeviceStepBuffers buffers;

@@ -27,6 +27,7 @@ void for_each_product(const WeightSet& set, const std::function<void(const ops::
 
 Result<std::unique_ptr<Stepper::Gpu>> Stepper::make_gpu(const Model& model, const StepLimits& limits) {
   auto gpu = std::make_unique<Gpu>();
+  gpu->limits = limits;
   K3_TRY(set_current_device(model.device()));
   K3_TRY_ASSIGN(gpu->stream, make_stream());
   gpu->ops = ops::cuda::OpStateHandle(ops::cuda::new_op_state());
