@@ -130,6 +130,7 @@ void run_model(Bench& bench, const Model& m, MoeWeights kind, const std::vector<
   }
 }
 
+// "K3 half": 448 experts of K3, each in memory of its own; all 896 take 59 GB in bf16.
 const BenchRegistration kBench("moe_stream", [](Bench& bench) {
   const std::vector<int> tokens = {1, 2, 4, 8, 16, 32, 64, 128}, few = {1, 32, 128};
   const Model k3{"K3", 896, 16, 3584, 3072, true}, half{"K3 half", 448, 16, 3584, 3072, true},
