@@ -8,19 +8,23 @@ namespace {
 constexpr int kThreads = 256;
 
 __global__ void __launch_bounds__(kThreads) combine(const __grid_constant__ MoeCombineCuda p, int parts) {
-  __shared__ float shared[kThreads / 32 + 1];
+  extern __shared__ float4 held[];
   const int token = static_cast<int>(blockIdx.x) / parts;
   pdl_wait();
   pdl_release();
   if (p.token_count != nullptr && token >= *p.token_count) return;  // the whole cluster
-  combine_token<kThreads>(p, token, static_cast<int>(blockIdx.x) % parts, parts, shared);
+  combine_token<kThreads>(p, token, static_cast<int>(blockIdx.x) % parts, parts, held, [] {});
 }
 
 }  // namespace
 
 int moe_combine_launch(const MoeCombineCuda& p, CUstream_st* stream) {
   const int parts = p.tokens <= 32 ? 4 : p.tokens <= 64 ? 2 : 1;
-  LaunchOptions o{.grid = dim3(static_cast<unsigned>(p.tokens * parts)), .block = dim3(kThreads), .cluster = parts, .dependent = true};
+  LaunchOptions o{.grid = dim3(static_cast<unsigned>(p.tokens * parts)),
+                  .block = dim3(kThreads),
+                  .shared_bytes = (p.width / 4 + parts - 1) / parts * 16,
+                  .cluster = parts,
+                  .dependent = true};
   return launch(combine, o, stream, p, parts);
 }
 

@@ -18,14 +18,16 @@ namespace k3::ops::cuda {
 
 inline constexpr int64_t kMoeInOrderTokens = 8, kMoeInOrderSlots = 128;
 
-constexpr int64_t moe_chunks(MoeWeights kind, int64_t columns) { return (columns + moe_chunk_columns(kind) - 1) / moe_chunk_columns(kind); }
+constexpr int64_t moe_chunks(MoeWeights kind, int64_t columns) {
+  return (columns + moe_chunk_columns(kind) - 1) / moe_chunk_columns(kind);
+}
 constexpr bool moe_shape_fits(MoeWeights kind, int64_t width, int64_t hidden) {
   const int64_t unit = kind == MoeWeights::mxfp4 ? 32 : 8;
   return width >= 1 && hidden >= 1 && width % unit == 0 && hidden % unit == 0;
 }
 
-inline MoeStreamConfig moe_stream_config(MoeWeights kind, int64_t tokens, int64_t topk, int64_t experts, int64_t width, int64_t hidden,
-                                  const DeviceInfo& device) {
+inline MoeStreamConfig moe_stream_config(MoeWeights kind, int64_t tokens, int64_t topk, int64_t experts, int64_t width,
+                                         int64_t hidden, const DeviceInfo& device) {
   MoeStreamConfig c;
   c.grid = 0;
   if (!moe_shape_fits(kind, width, hidden) || device.sm_count < 1 || device.capability != 90) return c;
@@ -38,12 +40,11 @@ inline MoeStreamConfig moe_stream_config(MoeWeights kind, int64_t tokens, int64_
                            : static_cast<int>(moe_max_tiles(tokens, topk, experts, c.tile) / device.sm_count + 2);
   const int64_t columns = std::max(moe_chunks(kind, width), moe_chunks(kind, hidden)) * moe_chunk_columns(kind);
   const int64_t b = columns * 2 * c.tile, rings = c.warps * c.stages * c.per * moe_chunk_bytes(kind);
-  const int64_t joined = c.warps * 32 * 16 * (c.tile / 8), bars = c.warps * c.stages * 8;
-  const int64_t table = c.in_order ? kMoeInOrderSlots * (kMoeInOrderTokens + 2) : c.max_tiles * 10;
+  const int64_t joined = c.warps * 32 * 16 * (c.tile / 8), table = c.max_tiles * 26;
   c.b_bytes = static_cast<int>(b);
-  c.shared_bytes = static_cast<int>(b + rings + joined + bars + table);
-  // 640 bytes of the table's making are static.
-  if (b + rings + joined + bars + table + 1024 <= device.shared_bytes_per_block) c.grid = device.sm_count;
+  c.shared_bytes = static_cast<int>(b + rings + joined + table);
+  // Barriers and what the table is made of: less than 1024 bytes, static.
+  if (b + rings + joined + table + 1024 <= device.shared_bytes_per_block) c.grid = device.sm_count;
   return c;
 }
 

@@ -43,13 +43,16 @@ int64_t moe_stream_workspace_bytes(int64_t tokens, int64_t topk, int64_t experts
 
 CudaStatus moe_stream_cuda(const MoeStreamCuda& a, Stream stream) {
   const MoeExpertsCuda& w = a.weights;
-  K3_CHECK(a.tokens >= 0 && a.tokens <= kMaxTokens && a.topk >= 1 && a.topk <= 16, "moe_stream_cuda: {} tokens, top {}", a.tokens, a.topk);
+  K3_CHECK(a.tokens >= 0 && a.tokens <= kMaxTokens && a.topk >= 1 && a.topk <= 16, "moe_stream_cuda: {} tokens, top {}",
+           a.tokens, a.topk);
   K3_CHECK(w.experts >= 1 && w.experts <= kMoeMaxExperts, "moe_stream_cuda: {} experts", w.experts);
   if (a.tokens == 0) return {};
   const MoeStreamConfig config = moe_stream_config(w.kind, a.tokens, a.topk, w.experts, w.width, w.hidden, device_info());
   K3_CHECK(config.grid > 0, "moe_stream_cuda: no kernel for width {}, hidden {}", w.width, w.hidden);
-  K3_CHECK(w.w13 != nullptr && w.w2 != nullptr && (w.kind == MoeWeights::bf16 || w.factors != nullptr), "moe_stream_cuda: weights");
-  K3_CHECK(a.z != nullptr && a.ids != nullptr && a.slot_out != nullptr && a.workspace != nullptr, "moe_stream_cuda: a missing array");
+  K3_CHECK(w.w13 != nullptr && w.w2 != nullptr && (w.kind == MoeWeights::bf16 || w.factors != nullptr),
+           "moe_stream_cuda: weights");
+  K3_CHECK(a.z != nullptr && a.ids != nullptr && a.slot_out != nullptr && a.workspace != nullptr,
+           "moe_stream_cuda: a missing array");
   const Parts parts = parts_of(a.tokens, a.topk, w.experts, w.hidden);
   auto* base = static_cast<std::byte*>(a.workspace);
   const auto ints = [&](int64_t at) { return reinterpret_cast<int32_t*>(base + at); };
@@ -78,7 +81,11 @@ CudaStatus moe_stream_cuda(const MoeStreamCuda& a, Stream stream) {
   pass.columns[1] = w.hidden;
   pass.units[0] = (w.hidden + 7) / 8;
   pass.units[1] = (w.width + 15) / 16;
-  for (int i = 0; i < 2; ++i) pass.chunks[i] = static_cast<int>(moe_chunks(w.kind, pass.columns[i]));
+  for (int i = 0; i < 2; ++i) {
+    pass.chunks[i] = static_cast<int>(moe_chunks(w.kind, pass.columns[i]));
+    pass.by_units[i] = MoeDivisor(pass.units[i]);
+    pass.by_chunks[i] = MoeDivisor(pass.chunks[i]);
+  }
   pass.factors = w.kind == MoeWeights::mxfp4 ? w.factors : nullptr;
   pass.z = a.z;
   pass.hidden = base + parts.hidden;
@@ -101,13 +108,14 @@ CudaStatus moe_stream_cuda(const MoeStreamCuda& a, Stream stream) {
   pass.sum.width = w.width;
   pass.sum.experts = w.experts;
   pass.sum.first_expert = a.first_expert;
-  K3_CHECK((a.sum.out == nullptr && a.sum.out_f32 == nullptr) || (a.sum.weights != nullptr && w.width <= 8192), "moe_stream_cuda: the sum");
+  K3_CHECK((a.sum.out == nullptr && a.sum.out_f32 == nullptr) || (a.sum.weights != nullptr && w.width <= 8192),
+           "moe_stream_cuda: the sum");
   return {moe_stream_launch(w.kind, config, pass, stream)};
 }
 
 CudaStatus moe_combine_cuda(const MoeCombineCuda& a, Stream stream) {
-  K3_CHECK(a.tokens >= 0 && a.topk >= 1 && a.topk <= 16 && a.width >= 4 && a.width % 4 == 0, "moe_combine_cuda: {} tokens, top {}, width {}",
-           a.tokens, a.topk, a.width);
+  K3_CHECK(a.tokens >= 0 && a.topk >= 1 && a.topk <= 16 && a.width >= 4 && a.width % 4 == 0,
+           "moe_combine_cuda: {} tokens, top {}, width {}", a.tokens, a.topk, a.width);
   K3_CHECK(a.width <= 8192 && a.experts >= 1, "moe_combine_cuda: width {}, {} experts", a.width, a.experts);
   if (a.tokens == 0) return {};
   K3_CHECK(a.slot_out != nullptr && a.ids != nullptr && a.weights != nullptr, "moe_combine_cuda: a missing array");
@@ -117,7 +125,8 @@ CudaStatus moe_combine_cuda(const MoeCombineCuda& a, Stream stream) {
 CudaStatus moe_pack_cuda(const MoePack& p, Stream stream) {
   K3_CHECK(moe_shape_fits(p.kind, p.width, p.hidden), "moe_pack_cuda: width {}, hidden {}", p.width, p.hidden);
   const bool mx = p.kind == MoeWeights::mxfp4;
-  K3_CHECK(p.w1 != nullptr && p.w2 != nullptr && p.w3 != nullptr && p.w13_packed != nullptr && p.w2_packed != nullptr, "moe_pack_cuda: weights");
+  K3_CHECK(p.w1 != nullptr && p.w2 != nullptr && p.w3 != nullptr && p.w13_packed != nullptr && p.w2_packed != nullptr,
+           "moe_pack_cuda: weights");
   K3_CHECK(!mx || (p.s1 != nullptr && p.s2 != nullptr && p.s3 != nullptr && p.factors != nullptr), "moe_pack_cuda: scales");
   return {moe_pack_launch(p, stream)};
 }

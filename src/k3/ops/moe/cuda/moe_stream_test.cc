@@ -49,7 +49,8 @@ TEST(MoePack, BitsOfAWordAreAPermutation) {
 }
 
 TEST(MoePack, K3ExpertTakesItsBytesAndNoMore) {
-  EXPECT_EQ(moe_packed_bytes(MoeWeights::mxfp4, 2 * 3072, 3584) + moe_packed_bytes(MoeWeights::mxfp4, 3584, 3072), 17'547'264);
+  EXPECT_EQ(moe_packed_bytes(MoeWeights::mxfp4, 2 * 3072, 3584) + moe_packed_bytes(MoeWeights::mxfp4, 3584, 3072),
+            17'547'264);
   EXPECT_EQ(moe_packed_bytes(MoeWeights::bf16, 2048, 2304), 2048 * 2304 * 2);
 }
 

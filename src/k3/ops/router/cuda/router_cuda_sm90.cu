@@ -1,6 +1,7 @@
-// A warp has a token; lane l holds experts l, l + 32, ... as keys whose unsigned order is that of the biased scores. The topk-th
-// largest of the 32 lanes' best keys bounds the topk-th largest of all from below; the few keys that reach it (23 of 896 on random
-// scores) are collected and each counts those before it. Where many are equal, the best is taken again and again.
+// A warp has a token; lane l holds experts l, l + 32, ... as keys whose unsigned order is that of the biased scores. The
+// topk-th largest of the 32 lanes' best keys bounds the topk-th largest of all from below; the few keys that reach it (23 of
+// 896 on random scores) are collected and each counts those before it. Where many are equal, the best is taken again and
+// again.
 #include "k3/ops/cuda/launch.cuh"
 #include "k3/ops/cuda/ptx.cuh"
 #include "k3/ops/router/cuda/router_cuda.cuh"
@@ -54,7 +55,8 @@ template <int kHeld, int kWarps>
 __global__ void __launch_bounds__(kWarps * 32) route(const __grid_constant__ RouterCuda p) {
   __shared__ uint2 candidates[kWarps][kCandidates];  // key, expert
   __shared__ int chosen[kWarps][kTopk];
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32, token = static_cast<int>(blockIdx.x) * kWarps + warp;
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32,
+            token = static_cast<int>(blockIdx.x) * kWarps + warp;
   float bias[kHeld];
 #pragma unroll
   for (int i = 0; i < kHeld; ++i) {
@@ -79,7 +81,8 @@ __global__ void __launch_bounds__(kWarps * 32) route(const __grid_constant__ Rou
     const uint32_t other = __shfl_sync(kAll, best, l);
     rank += other > best || (other == best && l < lane) ? 1 : 0;
   }
-  const uint32_t bound = max(1U, __shfl_sync(kAll, best, __ffs(static_cast<int>(__ballot_sync(kAll, rank == p.topk - 1))) - 1));
+  const uint32_t bound =
+      max(1U, __shfl_sync(kAll, best, __ffs(static_cast<int>(__ballot_sync(kAll, rank == p.topk - 1))) - 1));
   int count = 0;
 #pragma unroll
   for (int i = 0; i < kHeld; ++i) {  // in the order of experts
@@ -124,7 +127,9 @@ template <int kHeld>
 int launch_held(const RouterCuda& a, cudaStream_t stream) {
   // Few tokens: a multiprocessor each.
   const int warps = a.tokens <= 132 ? 1 : 4;
-  LaunchOptions o{.grid = dim3(static_cast<unsigned>((a.tokens + warps - 1) / warps)), .block = dim3(static_cast<unsigned>(32 * warps)), .dependent = true};
+  LaunchOptions o{.grid = dim3(static_cast<unsigned>((a.tokens + warps - 1) / warps)),
+                  .block = dim3(static_cast<unsigned>(32 * warps)),
+                  .dependent = true};
   return warps == 1 ? launch(route<kHeld, 1>, o, stream, a) : launch(route<kHeld, 4>, o, stream, a);
 }
 
