@@ -59,8 +59,9 @@ __device__ __forceinline__ uint4 load_once(const void* p) {
   return out;
 }
 
-// A store into a block of the cluster that counts its bytes at a barrier of that block; both addresses are of cluster_map. About
-// half the time of a store and a barrier of the whole cluster. Only in launches with a cluster: elsewhere it is an illegal instruction.
+// A store into a block of the cluster that counts its bytes at a barrier of that block; both addresses are of cluster_map.
+// About half the time of a store and a barrier of the whole cluster. Only in launches with a cluster: elsewhere it is an
+// illegal instruction.
 __device__ __forceinline__ void cluster_send(uint32_t address, uint32_t bar, float value) {
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];\n" ::"r"(address), "f"(value),
                "r"(bar)
@@ -70,9 +71,6 @@ __device__ __forceinline__ void cluster_send(uint32_t address, uint32_t bar, flo
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];\n" ::"r"(address), "f"(x),
                "f"(y), "r"(bar)
                : "memory");
-}
-__device__ __forceinline__ void cluster_store(uint32_t address, float value) {  // an address of cluster_map
-  asm volatile("st.shared::cluster.f32 [%0], %1;\n" ::"r"(address), "f"(value) : "memory");
 }
 __device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;\n" ::: "memory"); }
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;\n" ::: "memory"); }

@@ -34,8 +34,6 @@ struct AttnResSite {
   bool dependent = false;  // programmatic launch: only delta may come from the kernel right before
 };
 
-constexpr int kAttnResLight = 2;  // sources up to which the ring kernel has two blocks a multiprocessor
-
 enum class AttnResKernel { small, large, any };
 
 struct AttnResPlan {

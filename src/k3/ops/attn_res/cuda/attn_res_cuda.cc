@@ -31,10 +31,9 @@ AttnResPlan attn_res_plan(int64_t tokens, int64_t hidden, int sources, const Dev
   const int64_t large_threads = round_up((vectors + 1) / 2, 32) + 32;  // two vectors a thread and a warp that loads
   const bool many = tokens > (vectors > 512 ? device.sm_count / 4 : 2 * device.sm_count);
   if (many && large_threads <= 480) {
-    const bool light = sources <= kAttnResLight;
-    const int per_sm = static_cast<int>(std::clamp<int64_t>((light ? 960 : 480) / large_threads, 1, 4));
+    const int per_sm = static_cast<int>(std::clamp<int64_t>(480 / large_threads, 1, 4));
     const int64_t room = (device.shared_bytes_per_block + kReserved) / per_sm - kReserved - kLargeStatic;
-    const auto slots = static_cast<int>(std::min<int64_t>(room / (hidden * 2 + 16), light ? 5 : 32));  // light: query and norm need the cache
+    const auto slots = static_cast<int>(std::min<int64_t>(room / (hidden * 2 + 16), 32));
     const auto grid = static_cast<int>(std::min<int64_t>(tokens, static_cast<int64_t>(device.sm_count) * per_sm));
     return {
         AttnResKernel::large, 1, static_cast<int>(large_threads), grid, slots, static_cast<int>(slots * (hidden * 2 + 16))};

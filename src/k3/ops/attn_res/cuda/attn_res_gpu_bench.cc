@@ -76,11 +76,12 @@ void site(Bench& bench, int64_t tokens, int sources, bool whole, bool dependent,
       tokens > 1000 ? 2 : 8);
 }
 
-// What a site adds to a chain of programmatic launches: RMSNorm alone, and RMSNorm whose result is the delta of a site. Between two
-// sites lies another kernel, as in the model, so the site's early loads are hidden.
+// What a site adds to a chain of programmatic launches: RMSNorm alone, and RMSNorm whose result is the delta of a site.
+// Between two sites lies another kernel, as in the model, so the site's early loads are hidden.
 void chain(Bench& bench, int64_t tokens) {
   constexpr int kSources = 9;
-  const std::string alone = fmt::format("chain of rms_norm T={}", tokens), both = fmt::format("chain of rms_norm and site T={}", tokens);
+  const std::string alone = fmt::format("chain of rms_norm T={}", tokens),
+                    both = fmt::format("chain of rms_norm and site T={}", tokens);
   if (!bench.wants("attn_res", alone)) return;
   const int copies = 8;
   const int64_t row = tokens * kHidden;
@@ -101,34 +102,38 @@ void chain(Bench& bench, int64_t tokens) {
                   .code,
               "rms_norm");
   };
-  bench.run({.kernel = "attn_res", .name = alone, .bytes = static_cast<double>(row) * 4, .note = ""},
-            [&](cudaStream_t stream, int i) { first(rows.data() + (i % copies) * row * (kSources + 3), rows.data(), stream); }, 16);
-  bench.run({.kernel = "attn_res", .name = both, .bytes = static_cast<double>(row) * 2 * (kSources + 5), .note = ""},
-            [&](cudaStream_t stream, int i) {
-              uint16_t* at = rows.data() + (i % copies) * row * (kSources + 3);
-              first(at, i == 0 ? rows.data() : rows.data() + ((i - 1) % copies) * row * (kSources + 3) + (kSources + 1) * row, stream);
-              gpu_check(attn_res_cuda({.tokens = tokens,
-                                       .hidden = kHidden,
-                                       .blocks = kSources - 1,
-                                       .bank = at,
-                                       .bank_block_stride = row,
-                                       .bank_stride = kHidden,
-                                       .prefix = at + (kSources - 1) * row,
-                                       .prefix_stride = kHidden,
-                                       .delta = at + kSources * row,
-                                       .delta_stride = kHidden,
-                                       .prefix_out = at + (kSources - 1) * row,
-                                       .prefix_out_stride = kHidden,
-                                       .query = d_query.data(),
-                                       .norm = d_norm.data(),
-                                       .out = at + (kSources + 1) * row,
-                                       .out_stride = kHidden,
-                                       .dependent = true},
-                                      stream)
-                            .code,
-                        "attn_res");
-            },
-            16);
+  bench.run(
+      {.kernel = "attn_res", .name = alone, .bytes = static_cast<double>(row) * 4, .note = ""},
+      [&](cudaStream_t stream, int i) { first(rows.data() + (i % copies) * row * (kSources + 3), rows.data(), stream); },
+      16);
+  bench.run(
+      {.kernel = "attn_res", .name = both, .bytes = static_cast<double>(row) * 2 * (kSources + 5), .note = ""},
+      [&](cudaStream_t stream, int i) {
+        uint16_t* at = rows.data() + (i % copies) * row * (kSources + 3);
+        first(at, i == 0 ? rows.data() : rows.data() + ((i - 1) % copies) * row * (kSources + 3) + (kSources + 1) * row,
+              stream);
+        gpu_check(attn_res_cuda({.tokens = tokens,
+                                 .hidden = kHidden,
+                                 .blocks = kSources - 1,
+                                 .bank = at,
+                                 .bank_block_stride = row,
+                                 .bank_stride = kHidden,
+                                 .prefix = at + (kSources - 1) * row,
+                                 .prefix_stride = kHidden,
+                                 .delta = at + kSources * row,
+                                 .delta_stride = kHidden,
+                                 .prefix_out = at + (kSources - 1) * row,
+                                 .prefix_out_stride = kHidden,
+                                 .query = d_query.data(),
+                                 .norm = d_norm.data(),
+                                 .out = at + (kSources + 1) * row,
+                                 .out_stride = kHidden,
+                                 .dependent = true},
+                                stream)
+                      .code,
+                  "attn_res");
+      },
+      16);
 }
 
 // All sites of a block in one read, and the merge of one site with its prefix.

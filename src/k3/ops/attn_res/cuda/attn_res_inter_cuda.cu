@@ -117,8 +117,8 @@ __global__ void __launch_bounds__(kThreads, 2) scores(const __grid_constant__ At
   }
 }
 
-// Columns of a warp's product: lane (group, quad) loads 8 of rows 2 quad and 2 quad + 1. Column 2 i of the product is taken from the
-// first 32, column 2 i + 1 from the last 32, so that what a quad stores at a time is contiguous.
+// Columns of a warp's product: lane (group, quad) loads 8 of rows 2 quad and 2 quad + 1. Column 2 i of the product is taken
+// from the first 32, column 2 i + 1 from the last 32, so that what a quad stores at a time is contiguous.
 constexpr int kUnit = 64;
 
 __global__ void __launch_bounds__(kThreads, 2) mix(const __grid_constant__ AttnResInter a) {
@@ -132,7 +132,8 @@ __global__ void __launch_bounds__(kThreads, 2) mix(const __grid_constant__ AttnR
   const int units = static_cast<int>(a.hidden) / kUnit;
   const auto load = [&](int unit, int odd) {
     const int j = 2 * quad + odd;
-    return unit < units && j < a.blocks ? load_once(bank_row(a, j, token, unit * kUnit + 32 * (group % 2) + 8 * (group / 2))) : uint4{};
+    return unit < units && j < a.blocks ? load_once(bank_row(a, j, token, unit * kUnit + 32 * (group % 2) + 8 * (group / 2)))
+                                        : uint4{};
   };
   uint4 next[2] = {load(warp, 0), load(warp, 1)};
   for (int unit = warp; unit < units; unit += kWarps) {

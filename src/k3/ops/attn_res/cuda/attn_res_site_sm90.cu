@@ -29,15 +29,6 @@ __device__ __forceinline__ void load_floats(const float* p, float (&out)[8]) {
   const float4 a = __ldg(reinterpret_cast<const float4*>(p)), b = __ldg(reinterpret_cast<const float4*>(p) + 1);
   out[0] = a.x, out[1] = a.y, out[2] = a.z, out[3] = a.w, out[4] = b.x, out[5] = b.y, out[6] = b.z, out[7] = b.w;
 }
-// The same, not to be moved out of a loop.
-__device__ __forceinline__ void load_floats_here(const float* p, float (&out)[8]) {
-#pragma unroll
-  for (int i = 0; i < 8; i += 4) {
-    asm volatile("ld.global.nc.v4.f32 {%0, %1, %2, %3}, [%4];\n"
-                 : "=f"(out[i]), "=f"(out[i + 1]), "=f"(out[i + 2]), "=f"(out[i + 3])
-                 : "l"(p + i));
-  }
-}
 __device__ __forceinline__ void load_norm(const AttnResSite& s, int64_t at, float (&out)[8]) {
   if (s.norm_bf16) {
     unpack8(__ldg(reinterpret_cast<const uint4*>(row_of(s.norm, 0, 0, at))), out);
@@ -94,8 +85,9 @@ __device__ __forceinline__ float score_of(const AttnResSite& s, float dot, float
   return dot * rsqrtf(squares / static_cast<float>(s.hidden) + s.eps);
 }
 
-// Sums over a cluster: every warp sends its partial sums to every block, whose barrier counts the bytes; nobody waits longer than
-// for what it needs. Three exchanges: the bank's rows (before the delta is there), P, the norm. A block alone uses its own barrier.
+// Sums over a cluster: every warp sends its partial sums to every block, whose barrier counts the bytes; nobody waits longer
+// than for what it needs. Three exchanges: the bank's rows (before the delta is there), P, the norm. A block alone uses its
+// own barrier.
 struct SmallShared {
   float bank[kMostPartials][16];  // (dot, squares) of 8 rows
   float2 prefix[kMostPartials];
@@ -180,7 +172,8 @@ __global__ void __launch_bounds__(kThreads, 1) site_small(const __grid_constant_
     __syncthreads();
   } else {
     if (lane < cluster) {
-      cluster_send(cluster_map(shared_address(&shared.prefix[slot]), lane), cluster_map(bars + 8, lane), last_dot, last_squares);
+      cluster_send(cluster_map(shared_address(&shared.prefix[slot]), lane), cluster_map(bars + 8, lane), last_dot,
+                   last_squares);
     }
     mbar_wait(bars + 8, 0);
   }
@@ -202,7 +195,8 @@ __global__ void __launch_bounds__(kThreads, 1) site_small(const __grid_constant_
     if (lane == 0) shared.norm[slot] = partial;
     __syncthreads();
   } else {
-    if (lane < cluster) cluster_send(cluster_map(shared_address(&shared.norm[slot]), lane), cluster_map(bars + 16, lane), partial);
+    if (lane < cluster)
+      cluster_send(cluster_map(shared_address(&shared.norm[slot]), lane), cluster_map(bars + 16, lane), partial);
     mbar_wait(bars + 16, 0);
   }
   float sum = 0;
@@ -212,13 +206,8 @@ __global__ void __launch_bounds__(kThreads, 1) site_small(const __grid_constant_
   if (active) store_row(s.out, s.out_stride, token, at, normed8(h, factor, norm));
 }
 
-// With few sources two blocks share a multiprocessor, as a token's sums take longer than its rows; query and norm then stay in the
-// first cache, not in registers.
 template <int kRows>
-constexpr bool kLight = kRows <= kAttnResLight;
-
-template <int kRows>
-__global__ void __launch_bounds__(kLargeThreads, kLight<kRows> ? 2 : 1) site_large(const __grid_constant__ AttnResSite s, int slots) {
+__global__ void __launch_bounds__(kLargeThreads, 1) site_large(const __grid_constant__ AttnResSite s, int slots) {
   extern __shared__ __align__(128) uint8_t shared[];
   __shared__ float part[2][kLargeWarps][2 * kMostRows], norms[2][16];
   const int tid = threadIdx.x, lane = tid & 31, warp = tid / 32, consumers = blockDim.x - 32, warps = consumers / 32;
@@ -261,7 +250,7 @@ __global__ void __launch_bounds__(kLargeThreads, kLight<kRows> ? 2 : 1) site_lar
   float query[2][8] = {}, norm[2][8] = {};
 #pragma unroll
   for (int c = 0; c < 2; ++c) {
-    if (vector[c] >= vectors || kLight<kRows>) continue;
+    if (vector[c] >= vectors) continue;
     load_floats(s.query + 8 * vector[c], query[c]);
     if (s.norm != nullptr) load_norm(s, 8 * vector[c], norm[c]);
   }
@@ -313,10 +302,7 @@ __global__ void __launch_bounds__(kLargeThreads, kLight<kRows> ? 2 : 1) site_lar
         next();
       }
 #pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        if (kLight<kRows> && vector[c] < vectors) load_floats_here(s.query + 8 * vector[c], query[c]);
-        score8(x[c], query[c], v[r], v[kRows + r]);
-      }
+      for (int c = 0; c < 2; ++c) score8(x[c], query[c], v[r], v[kRows + r]);
     }
     const float sum_of_warp = warp_sums(v);
     if (lane < 2 * kRows) part[parity][warp][lane] = sum_of_warp;
@@ -345,10 +331,6 @@ __global__ void __launch_bounds__(kLargeThreads, kLight<kRows> ? 2 : 1) site_lar
       if (lane == 0) norms[parity][warp] = squares;
       named_barrier(1, consumers);
       const float sum = warp_sum(lane < warps ? norms[parity][lane] : 0);
-#pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        if (kLight<kRows> && vector[c] < vectors) load_norm(s, 8 * vector[c], norm[c]);
-      }
       const float factor = rsqrtf(sum / static_cast<float>(s.hidden) + s.norm_eps);
       store(s.out, s.out_stride, token, {normed8(h[0], factor, norm[0]), normed8(h[1], factor, norm[1])});
     } else {

@@ -1,7 +1,7 @@
 // The choice of a plan, without a GPU.
-#include <gtest/gtest.h>
-
 #include "k3/ops/rms_norm/cuda/rms_norm_cuda.h"
+
+#include <gtest/gtest.h>
 
 namespace k3::ops::cuda {
 namespace {

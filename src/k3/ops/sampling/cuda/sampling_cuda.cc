@@ -35,7 +35,8 @@ CudaStatus sampling_cuda(const Sampling& s, Stream stream) {
   }
   const int64_t slice = round_up((s.vocab + kCluster - 1) / kCluster, 32);
   int64_t shared = slice * 4 + kListBytes;
-  if (shared > 40 << 10) shared = std::max<int64_t>(shared, (48 << 10) + 128);  // with the static part it is beyond 48 KiB: ask for more
+  if (shared > 40 << 10)
+    shared = std::max<int64_t>(shared, (48 << 10) + 128);  // with the static part it is beyond 48 KiB: ask for more
   return {sampling_launch(s, slice, static_cast<int>(shared), stream)};
 }
 

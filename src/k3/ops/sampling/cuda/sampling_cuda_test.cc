@@ -1,9 +1,10 @@
 // The rule of sampling on the GPU, on the host: against Sampler, and its exact borders.
+#include "k3/ops/sampling/cuda/sampling_cuda.h"
+
 #include <gtest/gtest.h>
 
 #include <cmath>
 
-#include "k3/ops/sampling/cuda/sampling_cuda.h"
 #include "k3/ops/sampling/sampling.h"
 #include "k3/ops/test_util.h"
 
@@ -30,7 +31,8 @@ TEST(SampleRule, AgreesWithSampler) {
         for (const float min_p : {0.0F, 0.1F}) {
           const std::vector<float> x = random_normal(5000, ++seed, 2.0F);
           Sampler sampler({.temperature = temperature, .top_p = top_p, .top_k = top_k, .min_p = min_p, .seed = seed}, 5000);
-          EXPECT_EQ(sample_rule(x, {temperature, top_p, min_p, top_k, Rng(seed, 0).uniform(0)}), sampler.sample(x, {}, {}).value());
+          EXPECT_EQ(sample_rule(x, {temperature, top_p, min_p, top_k, Rng(seed, 0).uniform(0)}),
+                    sampler.sample(x, {}, {}).value());
         }
       }
     }

@@ -180,7 +180,8 @@ __device__ __forceinline__ void for_each_four(const Row& row, const Slice& slice
 
 // ---- the guess ----
 
-// Counts, and for weights of the first octaves (few entries may hold most of the mass) how far below the upper edge they lie.
+// Counts, and for weights of the first octaves (few entries may hold most of the mass) how far below the upper edge they
+// lie.
 constexpr int kExactBins = 320, kExactShift = 4;
 
 __device__ __forceinline__ void clear_bins(Row& row, const Slice& slice) {
@@ -225,9 +226,11 @@ __device__ int guess_bin(Row& row, const Slice& slice, uint64_t target) {
     values[i] = count;
     if (kMass) {
       const float edge = __uint_as_float(kOne - (static_cast<uint32_t>(bin) << kBinBits));
-      const float step = edge - __uint_as_float(__float_as_uint(edge) - 1);  // of the bits below the edge: the bin is in one octave
-      const float below = bin < kExactBins ? static_cast<float>(cluster_sum(shared_address(slice.bins + kBins + bin))) * (1 << kExactShift)
-                                           : count * (1 << (kBinBits - 1));
+      const float step =
+          edge - __uint_as_float(__float_as_uint(edge) - 1);  // of the bits below the edge: the bin is in one octave
+      const float below =
+          bin < kExactBins ? static_cast<float>(cluster_sum(shared_address(slice.bins + kBins + bin))) * (1 << kExactShift)
+                           : count * (1 << (kBinBits - 1));
       values[i] = count * edge - below * step;
     }
     sum += values[i];
@@ -279,9 +282,8 @@ __device__ Sums survey(Row& row, const Slice& slice, uint32_t low, uint32_t high
       if (at < kCandidates) slice.keys[at] = key, slice.ids[at] = slice.begin + j;
     }
   };
-  for_each_four(row, slice, [&](int j, const float4& x) {
-    take(x.x, j), take(x.y, j + 1), take(x.z, j + 2), take(x.w, j + 3);
-  });
+  for_each_four(row, slice,
+                [&](int j, const float4& x) { take(x.x, j), take(x.y, j + 1), take(x.z, j + 2), take(x.w, j + 3); });
   return row.reduce(sums);
 }
 
@@ -453,7 +455,9 @@ __device__ int32_t search_tied_id(Row& row, const Slice& slice, uint32_t key, ui
     const int32_t middle = low + (high - low) / 2;
     Mass sum{0, 0};
     for_each_four(row, slice, [&](int j, const float4& x) {
-      const auto one = [&](float y, int at) { return search_key<kMass>(y) == key && slice.begin + at <= middle && at < slice.count ? 1 : 0; };
+      const auto one = [&](float y, int at) {
+        return search_key<kMass>(y) == key && slice.begin + at <= middle && at < slice.count ? 1 : 0;
+      };
       sum.count += one(x.x, j) + one(x.y, j + 1) + one(x.z, j + 2) + one(x.w, j + 3);
     });
     if (row.reduce(sum).count >= wanted) {

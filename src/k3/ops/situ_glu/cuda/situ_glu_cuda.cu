@@ -27,7 +27,7 @@ struct GluOp {
         g[i] = silu_glu(g[i], u[i]);
       } else {
         constexpr bool kFour = kForm == Form::situ_four || kForm == Form::situ_four_linear;
-        g[i] = situ_glu<kFour, kForm == Form::situ_linear || kForm == Form::situ_four_linear>(g[i], u[i], betas);
+        g[i] = situ_glu < kFour, kForm == Form::situ_linear || kForm == Form::situ_four_linear > (g[i], u[i], betas);
       }
     }
     store_bf16(a.out, a.out_stride, row, v, pack8(g));
@@ -40,7 +40,8 @@ int glu_launch(const GluRows& a, void* stream) {
   const SituBetas betas = situ_betas(a.beta, a.linear_beta);
   const auto run = [&](const auto& op) { return launch_rows(op, a.rows, a.width, a.dependent, stream); };
   if (!a.situ) return run(GluOp<Form::silu>{a, betas});
-  if (a.beta == 4) return a.linear_beta > 0 ? run(GluOp<Form::situ_four_linear>{a, betas}) : run(GluOp<Form::situ_four>{a, betas});
+  if (a.beta == 4)
+    return a.linear_beta > 0 ? run(GluOp<Form::situ_four_linear>{a, betas}) : run(GluOp<Form::situ_four>{a, betas});
   return a.linear_beta > 0 ? run(GluOp<Form::situ_linear>{a, betas}) : run(GluOp<Form::situ>{a, betas});
 }
 

@@ -31,8 +31,8 @@ struct SituBetas {
 inline SituBetas situ_betas(float beta, float linear_beta) {
   return {linear_beta > 0 ? beta * linear_beta : beta, 1 / beta, linear_beta > 0 ? 1 / linear_beta : 0};
 }
-// kFour: beta is 4, so that e^(-|gate|) is a square. kLinear: with a linear beta; else up passes through. One quotient: tops and
-// bottoms of the tanhs and of the sigmoid are multiplied first.
+// kFour: beta is 4, so that e^(-|gate|) is a square. kLinear: with a linear beta; else up passes through. One quotient: tops
+// and bottoms of the tanhs and of the sigmoid are multiplied first.
 template <bool kFour, bool kLinear>
 __device__ __forceinline__ float situ_glu(float gate, float up, const SituBetas& b) {
   const float a = gate * b.inverse, e = exp2_approx(-2 * kGluLog2E * fabsf(a));
