@@ -59,8 +59,9 @@ __device__ __forceinline__ uint4 load_once(const void* p) {
   return out;
 }
 
-// A store into a block of the cluster that counts its bytes at a barrier of that block; both addresses are of cluster_map. About
-// half the time of a store and a barrier of the whole cluster. Only in launches with a cluster: elsewhere it is an illegal instruction.
+// A store into a block of the cluster that counts its bytes at a barrier of that block; both addresses are of cluster_map.
+// About half the time of a store and a barrier of the whole cluster. Only in launches with a cluster: elsewhere it is an
+// illegal instruction.
 __device__ __forceinline__ void cluster_send(uint32_t address, uint32_t bar, float value) {
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];\n" ::"r"(address), "f"(value),
                "r"(bar)

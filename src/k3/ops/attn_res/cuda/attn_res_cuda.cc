@@ -33,7 +33,7 @@ AttnResPlan attn_res_plan(int64_t tokens, int64_t hidden, int sources, const Dev
   if (many && large_threads <= 480) {
     const int per_sm = static_cast<int>(std::clamp<int64_t>(480 / large_threads, 1, 4));
     const int64_t room = (device.shared_bytes_per_block + kReserved) / per_sm - kReserved - kLargeStatic;
-    const int slots = static_cast<int>(std::min<int64_t>(room / (hidden * 2 + 16), 32));
+    const auto slots = static_cast<int>(std::min<int64_t>(room / (hidden * 2 + 16), 32));
     const auto grid = static_cast<int>(std::min<int64_t>(tokens, static_cast<int64_t>(device.sm_count) * per_sm));
     return {
         AttnResKernel::large, 1, static_cast<int>(large_threads), grid, slots, static_cast<int>(slots * (hidden * 2 + 16))};

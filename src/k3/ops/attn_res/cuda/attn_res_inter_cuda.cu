@@ -117,7 +117,9 @@ __global__ void __launch_bounds__(kThreads, 2) scores(const __grid_constant__ At
   }
 }
 
-constexpr int kUnit = 64;  // columns of a warp's product: lane (group, quad) loads 8 of rows 2 quad and 2 quad + 1
+// Columns of a warp's product: lane (group, quad) loads 8 of rows 2 quad and 2 quad + 1. Column 2 i of the product is taken
+// from the first 32, column 2 i + 1 from the last 32, so that what a quad stores at a time is contiguous.
+constexpr int kUnit = 64;
 
 __global__ void __launch_bounds__(kThreads, 2) mix(const __grid_constant__ AttnResInter a) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x & 31, group = lane / 4, quad = lane % 4;
@@ -130,14 +132,15 @@ __global__ void __launch_bounds__(kThreads, 2) mix(const __grid_constant__ AttnR
   const int units = static_cast<int>(a.hidden) / kUnit;
   const auto load = [&](int unit, int odd) {
     const int j = 2 * quad + odd;
-    return unit < units && j < a.blocks ? load_once(bank_row(a, j, token, unit * kUnit + 8 * group)) : uint4{};
+    return unit < units && j < a.blocks ? load_once(bank_row(a, j, token, unit * kUnit + 32 * (group % 2) + 8 * (group / 2)))
+                                        : uint4{};
   };
   uint4 next[2] = {load(warp, 0), load(warp, 1)};
   for (int unit = warp; unit < units; unit += kWarps) {
     const uint32_t even[4] = {next[0].x, next[0].y, next[0].z, next[0].w},
                    odd[4] = {next[1].x, next[1].y, next[1].z, next[1].w};
     next[0] = load(unit + kWarps, 0), next[1] = load(unit + kWarps, 1);
-    float y[3][2][8];  // sites group, + 8, + 16; columns 16 quad and 16 quad + 8
+    float y[3][2][8];  // sites group, + 8, + 16; columns 8 quad and 32 + 8 quad
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const uint32_t rows = __byte_perm(even[i / 2], odd[i / 2], i % 2 == 0 ? 0x5410 : 0x7632);
@@ -152,9 +155,9 @@ __global__ void __launch_bounds__(kThreads, 2) mix(const __grid_constant__ AttnR
       const int site = n * 8 + group;
       if (site >= a.sites) continue;
       uint4* to = reinterpret_cast<uint4*>(static_cast<__nv_bfloat16*>(a.y1) + a.y1_site_stride * site +
-                                           a.y1_stride * token + unit * kUnit + 16 * quad);
+                                           a.y1_stride * token + unit * kUnit + 8 * quad);
       to[0] = pack8(y[n][0]);
-      to[1] = pack8(y[n][1]);
+      to[4] = pack8(y[n][1]);
     }
   }
 }

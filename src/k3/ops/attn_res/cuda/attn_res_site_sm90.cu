@@ -85,8 +85,9 @@ __device__ __forceinline__ float score_of(const AttnResSite& s, float dot, float
   return dot * rsqrtf(squares / static_cast<float>(s.hidden) + s.eps);
 }
 
-// Sums over a cluster: every warp sends its partial sums to every block, whose barrier counts the bytes; nobody waits longer than
-// for what it needs. Three exchanges: the bank's rows (before the delta is there), P, the norm. A block alone uses its own barrier.
+// Sums over a cluster: every warp sends its partial sums to every block, whose barrier counts the bytes; nobody waits longer
+// than for what it needs. Three exchanges: the bank's rows (before the delta is there), P, the norm. A block alone uses its
+// own barrier.
 struct SmallShared {
   float bank[kMostPartials][16];  // (dot, squares) of 8 rows
   float2 prefix[kMostPartials];
@@ -171,7 +172,8 @@ __global__ void __launch_bounds__(kThreads, 1) site_small(const __grid_constant_
     __syncthreads();
   } else {
     if (lane < cluster) {
-      cluster_send(cluster_map(shared_address(&shared.prefix[slot]), lane), cluster_map(bars + 8, lane), last_dot, last_squares);
+      cluster_send(cluster_map(shared_address(&shared.prefix[slot]), lane), cluster_map(bars + 8, lane), last_dot,
+                   last_squares);
     }
     mbar_wait(bars + 8, 0);
   }
@@ -193,7 +195,8 @@ __global__ void __launch_bounds__(kThreads, 1) site_small(const __grid_constant_
     if (lane == 0) shared.norm[slot] = partial;
     __syncthreads();
   } else {
-    if (lane < cluster) cluster_send(cluster_map(shared_address(&shared.norm[slot]), lane), cluster_map(bars + 16, lane), partial);
+    if (lane < cluster)
+      cluster_send(cluster_map(shared_address(&shared.norm[slot]), lane), cluster_map(bars + 16, lane), partial);
     mbar_wait(bars + 16, 0);
   }
   float sum = 0;

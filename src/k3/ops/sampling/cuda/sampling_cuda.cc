@@ -34,7 +34,10 @@ CudaStatus sampling_cuda(const Sampling& s, Stream stream) {
     return {argmax_launch(s, cluster, round_up((s.vocab + cluster - 1) / cluster, 8), stream)};
   }
   const int64_t slice = round_up((s.vocab + kCluster - 1) / kCluster, 32);
-  return {sampling_launch(s, slice, static_cast<int>(slice * 4 + kListBytes), stream)};
+  int64_t shared = slice * 4 + kListBytes;
+  if (shared > 40 << 10)
+    shared = std::max<int64_t>(shared, (48 << 10) + 128);  // with the static part it is beyond 48 KiB: ask for more
+  return {sampling_launch(s, slice, static_cast<int>(shared), stream)};
 }
 
 int32_t sample_rule(std::span<const float> logits, const SampleRow& row, std::span<const uint32_t> mask) {

@@ -18,7 +18,6 @@ void sample(Bench& bench, const char* what, int64_t rows, bool bf16, float scale
   gpu_sync();
   const DeviceArray<float> f32(bf16 ? std::vector<float>() : [&] {
     std::vector<float> x = from_bf16(normal.get());
-    const Rng rng(3, 3);
     for (size_t i = 0; i < x.size(); ++i)
       x[i] += 0.003F * static_cast<float>(static_cast<uint32_t>(i * 2654435761U) >> 8) * 0x1p-24F;
     return x;

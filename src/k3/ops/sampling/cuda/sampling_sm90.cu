@@ -150,7 +150,7 @@ struct Row {
 };
 
 struct Slice {
-  float* x;
+  float* x;  // padded with -infinity to a multiple of 4
   int32_t begin, count;
   uint32_t* keys;  // candidates: this block's, then (in block 0) all
   int32_t* ids;
@@ -167,17 +167,49 @@ struct Bracket {  // the bound's key is in [low, high); values of entries with k
   uint32_t count;  // entries inside
 };
 
+// take(j, x) for every four entries; the last ones may be padding.
+template <class Take>
+__device__ __forceinline__ void for_each_four(int first, int step, int last, const float* x, const Take& take) {
+#pragma unroll 2
+  for (int j = first; j < last; j += step) take(j, *reinterpret_cast<const float4*>(x + j));
+}
+template <class Take>
+__device__ __forceinline__ void for_each_four(const Row& row, const Slice& slice, const Take& take) {
+  for_each_four(4 * row.tid, 4 * kThreads, slice.count, slice.x, take);
+}
+
 // ---- the guess ----
 
+// Counts, and for weights of the first octaves (few entries may hold most of the mass) how far below the upper edge they
+// lie.
+constexpr int kExactBins = 320, kExactShift = 4;
+
 __device__ __forceinline__ void clear_bins(Row& row, const Slice& slice) {
-  for (int i = row.tid; i < kBins; i += kThreads) slice.bins[i] = 0;
+  for (int i = row.tid; i < kBins + kExactBins; i += kThreads) slice.bins[i] = 0;
   __syncthreads();
 }
 __device__ __forceinline__ void count_weight(const Slice& slice, float w) {
-  atomicAdd(slice.bins + min((kOne - __float_as_uint(w)) >> kBinBits, static_cast<uint32_t>(kBins - 1)), 1U);
+  const uint32_t below = kOne - __float_as_uint(w), bin = min(below >> kBinBits, static_cast<uint32_t>(kBins - 1));
+  atomicAdd(slice.bins + bin, 1U);
+  if (bin < kExactBins) atomicAdd(slice.bins + kBins + bin, (below & ((1U << kBinBits) - 1)) >> kExactShift);
 }
 __device__ __forceinline__ void count_logit(const Slice& slice, float distance) {
   atomicAdd(slice.bins + static_cast<int>(fminf(distance * kBinsPerUnit, kBins - 1)), 1U);
+}
+
+// A word of all eight blocks, summed. One statement, so that the loads wait together.
+__device__ __forceinline__ uint32_t cluster_sum(uint32_t address) {
+  uint32_t from[kCluster], x[kCluster];
+#pragma unroll
+  for (int r = 0; r < kCluster; ++r) from[r] = cluster_map(address, r);
+  asm volatile(
+      "ld.shared::cluster.u32 %0, [%8];\nld.shared::cluster.u32 %1, [%9];\nld.shared::cluster.u32 %2, [%10];\n"
+      "ld.shared::cluster.u32 %3, [%11];\nld.shared::cluster.u32 %4, [%12];\nld.shared::cluster.u32 %5, [%13];\n"
+      "ld.shared::cluster.u32 %6, [%14];\nld.shared::cluster.u32 %7, [%15];\n"
+      : "=&r"(x[0]), "=&r"(x[1]), "=&r"(x[2]), "=&r"(x[3]), "=&r"(x[4]), "=&r"(x[5]), "=&r"(x[6]), "=&r"(x[7])
+      : "r"(from[0]), "r"(from[1]), "r"(from[2]), "r"(from[3]), "r"(from[4]), "r"(from[5]), "r"(from[6]), "r"(from[7])
+      : "memory");
+  return ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
 }
 
 // After the histograms of all blocks are complete (a cluster barrier): the bin in which the values, from the top, reach the
@@ -185,27 +217,23 @@ __device__ __forceinline__ void count_logit(const Slice& slice, float distance) 
 template <bool kMass>
 __device__ int guess_bin(Row& row, const Slice& slice, uint64_t target) {
   float values[kBinsMine], sum = 0;
-  uint32_t counts[kBinsMine] = {};
-  const uint32_t bins = shared_address(slice.bins + kBinsMine * row.tid);
-  const bool active = kBinsMine * row.tid < kBins;
-  if (active) {
 #pragma unroll
-    for (int r = 0; r < kCluster; ++r) {
-      const uint32_t from = cluster_map(bins, r);
-#pragma unroll
-      for (int i = 0; i < kBinsMine; ++i) {
-        if (kBinsMine * row.tid + i >= kBins) continue;
-        uint32_t count;
-        asm volatile("ld.shared::cluster.u32 %0, [%1];\n" : "=r"(count) : "r"(from + 4 * i) : "memory");
-        counts[i] += count;
-      }
+  for (int i = 0; i < kBinsMine; ++i) {  // bins of neighbours are neighbours; a thread's bins are in order
+    const int bin = kBinsMine * row.tid + i;
+    values[i] = 0;
+    if (bin >= kBins) continue;
+    const float count = static_cast<float>(cluster_sum(shared_address(slice.bins + bin)));
+    values[i] = count;
+    if (kMass) {
+      const float edge = __uint_as_float(kOne - (static_cast<uint32_t>(bin) << kBinBits));
+      const float step =
+          edge - __uint_as_float(__float_as_uint(edge) - 1);  // of the bits below the edge: the bin is in one octave
+      const float below =
+          bin < kExactBins ? static_cast<float>(cluster_sum(shared_address(slice.bins + kBins + bin))) * (1 << kExactShift)
+                           : count * (1 << (kBinBits - 1));
+      values[i] = count * edge - below * step;
     }
-  }
-#pragma unroll
-  for (int i = 0; i < kBinsMine; ++i) {
-    const uint32_t middle = kOne - ((static_cast<uint32_t>(kBinsMine * row.tid + i) << kBinBits) + (1U << (kBinBits - 1)));
-    values[i] = static_cast<float>(counts[i]) * (kMass ? __uint_as_float(middle) : 1.0F);
-    sum += active ? values[i] : 0;
+    sum += values[i];
   }
   float running = sum;
 #pragma unroll
@@ -242,19 +270,20 @@ __device__ Sums survey(Row& row, const Slice& slice, uint32_t low, uint32_t high
   if (row.tid == 0) row.s.fill = 0;
   __syncthreads();
   Sums sums{0, 0, 0};
-  for (int j = row.tid; j < slice.count; j += kThreads) {
-    const uint32_t key = search_key<kMass>(slice.x[j]);
-    if (key < low) continue;
-    const uint64_t value = search_value<kMass>(key);
+  const auto take = [&](float x, int j) {
+    const uint32_t key = search_key<kMass>(x);
+    const uint64_t value = key >= low ? search_value<kMass>(key) : 0;
     if (key >= high) {
       sums.above += value;
-      continue;
+    } else if (key >= low && j < slice.count) {
+      sums.inside += value;
+      ++sums.count;
+      const uint32_t at = atomicAdd(&row.s.fill, 1U);
+      if (at < kCandidates) slice.keys[at] = key, slice.ids[at] = slice.begin + j;
     }
-    sums.inside += value;
-    ++sums.count;
-    const uint32_t at = atomicAdd(&row.s.fill, 1U);
-    if (at < kCandidates) slice.keys[at] = key, slice.ids[at] = slice.begin + j;
-  }
+  };
+  for_each_four(row, slice,
+                [&](int j, const float4& x) { take(x.x, j), take(x.y, j + 1), take(x.z, j + 2), take(x.w, j + 3); });
   return row.reduce(sums);
 }
 
@@ -425,8 +454,12 @@ __device__ int32_t search_tied_id(Row& row, const Slice& slice, uint32_t key, ui
   while (high - low > 1) {
     const int32_t middle = low + (high - low) / 2;
     Mass sum{0, 0};
-    for (int j = row.tid; j < slice.count; j += kThreads)
-      sum.count += search_key<kMass>(slice.x[j]) == key && slice.begin + j <= middle ? 1 : 0;
+    for_each_four(row, slice, [&](int j, const float4& x) {
+      const auto one = [&](float y, int at) {
+        return search_key<kMass>(y) == key && slice.begin + at <= middle && at < slice.count ? 1 : 0;
+      };
+      sum.count += one(x.x, j) + one(x.y, j + 1) + one(x.z, j + 2) + one(x.w, j + 3);
+    });
     if (row.reduce(sum).count >= wanted) {
       high = middle;
     } else {
@@ -507,12 +540,15 @@ __device__ __forceinline__ double log_total(uint64_t total) {
 __device__ Bound top_bound(Row& row, const Slice& slice, int32_t vocab, int64_t wanted, float best) {
   clear_bins(row, slice);
   Mass finite{0, 0};
-  for (int j = row.tid; j < slice.count; j += kThreads) {
-    const float distance = best - slice.x[j];
-    if (distance == INFINITY) continue;
-    count_logit(slice, distance);
-    ++finite.count;
-  }
+  for_each_four(row, slice, [&](int, const float4& x) {
+    const auto one = [&](float y) {
+      const float distance = best - y;
+      if (distance == INFINITY) return;
+      count_logit(slice, distance);
+      ++finite.count;
+    };
+    one(x.x), one(x.y), one(x.z), one(x.w);
+  });
   finite = row.reduce(finite);
   if (finite.count <= wanted) return {0, kAllIds};
   return search<false>(row, slice, vocab, static_cast<uint64_t>(wanted), key_of(best));
@@ -520,11 +556,11 @@ __device__ Bound top_bound(Row& row, const Slice& slice, int32_t vocab, int64_t 
 
 // Every warp has a contiguous part of the slice, so that the one with a running mass can be told.
 struct Part {
-  int first, last, rows;  // rows of 32 entries
+  int first, last;
   __device__ Part(const Row& row, const Slice& slice) {
-    rows = (slice.count + 32 * kWarps - 1) / (32 * kWarps);
-    first = min(row.warp * rows * 32, slice.count);
-    last = min(first + rows * 32, slice.count);
+    const int entries = (slice.count + 128 * kWarps - 1) / (128 * kWarps) * 128;
+    first = min(row.warp * entries, slice.count);
+    last = min(first + entries, slice.count);
   }
 };
 
@@ -536,17 +572,18 @@ __device__ __forceinline__ Mass weigh(Row& row, const Slice& slice, float best, 
   const float inverse = sample_inverse(temperature);
   const Part part(row, slice);
   Mass sum{0, 0};
-  for (int j = part.first + row.lane; j < part.last; j += 32) {
-    const float x = slice.x[j];
-    float w = sample_weight(x, best, inverse);
-    if (bound.key > 0 && !bound.keeps(key_of(x), slice.begin + j)) w = 0;
-    slice.x[j] = w;
-    const uint64_t mass = sample_mass(w);
-    if (mass == 0) continue;
-    sum.value += mass;
-    ++sum.count;
-    if (kCount) count_weight(slice, w);
-  }
+  for_each_four(part.first + 4 * row.lane, 128, part.last, slice.x, [&](int j, float4 x) {
+    const auto one = [&](float& y, int at) {
+      float w = sample_weight(y, best, inverse);
+      if (bound.key > 0 && !bound.keeps(key_of(y), slice.begin + at)) w = 0;
+      y = w;
+      const uint64_t mass = sample_mass(w);
+      sum.value += mass;
+      if (kCount && mass > 0) count_weight(slice, w);
+    };
+    one(x.x, j), one(x.y, j + 1), one(x.z, j + 2), one(x.w, j + 3);
+    *reinterpret_cast<float4*>(slice.x + j) = x;
+  });
   const Mass of_warp = warp_reduce(sum);
   if (row.lane == 0) row.s.warp_mass[row.warp] = of_warp.value;
   return row.reduce(sum);
@@ -555,14 +592,14 @@ __device__ __forceinline__ Mass weigh(Row& row, const Slice& slice, float best, 
 // The first id whose running mass exceeds the point, of what bound and min_p keep; -1 in all warps but one of the cluster.
 __device__ int32_t draw(Row& row, const Slice& slice, const Bound& bound, float min_p, double uniform, const Mass* whole) {
   const Part part(row, slice);
-  const auto kept_mass = [&](int j) -> uint64_t {
-    if (j >= part.last) return 0;
-    const float w = slice.x[j];
+  const auto mass_of = [&](float w, int j) -> uint64_t {  // padding weighs 0
     return w >= min_p && bound.keeps(__float_as_uint(w), slice.begin + j) ? sample_mass(w) : 0;
   };
   Mass total{0, 0};
   if (whole == nullptr) {
-    for (int j = part.first + row.lane; j < part.last; j += 32) total.value += kept_mass(j);
+    for_each_four(part.first + 4 * row.lane, 128, part.last, slice.x, [&](int j, const float4& w) {
+      total.value += (mass_of(w.x, j) + mass_of(w.y, j + 1)) + (mass_of(w.z, j + 2) + mass_of(w.w, j + 3));
+    });
     const Mass of_warp = warp_reduce(total);
     if (row.lane == 0) row.s.warp_mass[row.warp] = of_warp.value;
     total = row.reduce(total);
@@ -574,31 +611,37 @@ __device__ int32_t draw(Row& row, const Slice& slice, const Bound& bound, float 
   const uint64_t point = sample_point(uniform, total.value);
   for (int i = 0; i < row.warp; ++i) before += row.s.warp_mass[i];
   if (point < before || point >= before + row.s.warp_mass[row.warp]) return -1;
-  // One warp of one block is left. Lane i sums rows i and i + 32, each lane from another column (banks).
-  const auto scan = [&](uint64_t x) {
+  // One warp of one block is left; it looks at 128 entries at a time.
+  for (int base = part.first; base < part.last; base += 128) {
+    const int j = base + 4 * row.lane;
+    uint64_t mass[4] = {};
+    if (j < part.last) {
+      const float4 w = *reinterpret_cast<const float4*>(slice.x + j);
+      mass[0] = mass_of(w.x, j), mass[1] = mass_of(w.y, j + 1), mass[2] = mass_of(w.z, j + 2), mass[3] = mass_of(w.w, j + 3);
+    }
+    const uint64_t sum = (mass[0] + mass[1]) + (mass[2] + mass[3]);
+    uint64_t running = sum;
 #pragma unroll
     for (int i = 1; i < 32; i *= 2) {
-      const uint64_t left = __shfl_up_sync(kFull, x, i);
-      if (row.lane >= i) x += left;
+      const uint64_t left = __shfl_up_sync(kFull, running, i);
+      if (row.lane >= i) running += left;
     }
-    return x;
-  };
-  for (int base = 0; base < part.rows; base += 32) {
-    uint64_t sum = 0;
-    for (int i = 0; i < 32; ++i) {
-      if (base + row.lane < part.rows) sum += kept_mass(part.first + 32 * (base + row.lane) + (i + row.lane) % 32);
-    }
-    const uint64_t running = scan(sum);
     const uint32_t beyond = __ballot_sync(kFull, before + running > point);
     if (beyond == 0) {
       before += __shfl_sync(kFull, running, 31);
       continue;
     }
-    const int found = __ffs(static_cast<int>(beyond)) - 1;
-    before += __shfl_sync(kFull, running - sum, found);
-    const int j = part.first + 32 * (base + found);
-    const uint32_t past = __ballot_sync(kFull, before + scan(kept_mass(j + row.lane)) > point);
-    return slice.begin + j + __ffs(static_cast<int>(past)) - 1;
+    int32_t id = j + 3;
+    uint64_t at = before + running - sum;
+#pragma unroll
+    for (int i = 0; i < 3; ++i) {
+      at += mass[i];
+      if (at > point) {
+        id = j + i;
+        break;
+      }
+    }
+    return slice.begin + __shfl_sync(kFull, id, __ffs(static_cast<int>(beyond)) - 1);
   }
   return -1;
 }
@@ -609,13 +652,16 @@ __device__ void write_top(Row& row, const Slice& slice, const Sampling& s, int64
   if (row.tid == 0) row.s.fill = 0;
   __syncthreads();
   Mass mine{0, 0};
-  for (int j = row.tid; j < slice.count; j += kThreads) {
-    const uint32_t key = key_of(slice.x[j]);
-    if (!bound.keeps(key, slice.begin + j) || (bound.key == 0 && slice.x[j] == -INFINITY)) continue;
-    const uint32_t at = atomicAdd(&row.s.fill, 1U);
-    slice.keys[at] = key, slice.ids[at] = slice.begin + j;
-    ++mine.count;
-  }
+  for_each_four(row, slice, [&](int j, const float4& x) {
+    const auto one = [&](float y, int at) {
+      const uint32_t key = key_of(y);
+      if (y == -INFINITY || !bound.keeps(key, slice.begin + at)) return;
+      const uint32_t to = atomicAdd(&row.s.fill, 1U);
+      slice.keys[to] = key, slice.ids[to] = slice.begin + at;
+      ++mine.count;
+    };
+    one(x.x, j), one(x.y, j + 1), one(x.z, j + 2), one(x.w, j + 3);
+  });
   const int count = static_cast<int>(row.reduce(mine).count);
   gather<Mass>(row, slice);
   if (row.rank != 0 || row.tid >= s.top) return;
@@ -678,6 +724,7 @@ __device__ void sample_row(Row& row, const Sampling& s, int64_t r, int64_t per_b
   };
   Extremes extremes;
   load_slice<kBf16>(logits, begin, slice.count, row.tid, Take{slice.x, extremes});
+  if (slice.count + row.tid < (slice.count + 3) / 4 * 4) slice.x[slice.count + row.tid] = -INFINITY;
   const Best found = row.reduce(Best{key_of(extremes.best), extremes.flags()});
   float best = value_of(found.key);
   uint32_t flags = found.flags;
@@ -709,7 +756,10 @@ __device__ void sample_row(Row& row, const Sampling& s, int64_t r, int64_t per_b
   }
   if (s.logprobs != nullptr || s.top > 0) {
     Mass sum{0, 0};
-    for (int j = row.tid; j < slice.count; j += kThreads) sum.value += sample_mass(sample_weight(slice.x[j], best, 1));
+    for_each_four(row, slice, [&](int, const float4& x) {
+      const auto one = [&](float y) { return sample_mass(sample_weight(y, best, 1)); };
+      sum.value += (one(x.x) + one(x.y)) + (one(x.z) + one(x.w));
+    });
     log_sum = static_cast<double>(best) + log_total(row.reduce(sum).value);
     if (s.top > 0) write_top(row, slice, s, r, best, log_sum);
   }

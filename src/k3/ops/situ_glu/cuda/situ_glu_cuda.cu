@@ -5,7 +5,9 @@
 namespace k3::ops::cuda {
 namespace {
 
-template <bool kSitu>
+enum class Form { silu, situ, situ_linear, situ_four, situ_four_linear };
+
+template <Form kForm>
 struct GluOp {
   GluRows a;
   SituBetas betas;
@@ -20,7 +22,14 @@ struct GluOp {
     unpack8(in.gate, g);
     unpack8(in.up, u);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) g[i] = kSitu ? situ_glu(g[i], u[i], betas) : silu_glu(g[i], u[i]);
+    for (int i = 0; i < 8; ++i) {
+      if constexpr (kForm == Form::silu) {
+        g[i] = silu_glu(g[i], u[i]);
+      } else {
+        constexpr bool kFour = kForm == Form::situ_four || kForm == Form::situ_four_linear;
+        g[i] = situ_glu < kFour, kForm == Form::situ_linear || kForm == Form::situ_four_linear > (g[i], u[i], betas);
+      }
+    }
     store_bf16(a.out, a.out_stride, row, v, pack8(g));
   }
 };
@@ -28,8 +37,12 @@ struct GluOp {
 }  // namespace
 
 int glu_launch(const GluRows& a, void* stream) {
-  if (!a.situ) return launch_rows(GluOp<false>{a, {}}, a.rows, a.width, a.dependent, stream);
-  return launch_rows(GluOp<true>{a, situ_betas(a.beta, a.linear_beta)}, a.rows, a.width, a.dependent, stream);
+  const SituBetas betas = situ_betas(a.beta, a.linear_beta);
+  const auto run = [&](const auto& op) { return launch_rows(op, a.rows, a.width, a.dependent, stream); };
+  if (!a.situ) return run(GluOp<Form::silu>{a, betas});
+  if (a.beta == 4)
+    return a.linear_beta > 0 ? run(GluOp<Form::situ_four_linear>{a, betas}) : run(GluOp<Form::situ_four>{a, betas});
+  return a.linear_beta > 0 ? run(GluOp<Form::situ_linear>{a, betas}) : run(GluOp<Form::situ>{a, betas});
 }
 
 }  // namespace k3::ops::cuda
