@@ -1,9 +1,6 @@
 // Speculative windows: the commit of the last window and the verification of the next one in one pass over the state (kernels.md 5).
 // Products run on the tensor cores in TF32 with every operand split in two (three products), which keeps FP32's accuracy to about
-// 1e-6; the triangular system of a window is solved in FP32. A block passes through several (request, head) pairs: while its tensor
-// cores work on one, the copies of the next one run, and each block of the state is replaced in the registers that it leaves.
-#include <algorithm>
-
+// 1e-6; the triangular system of a window is solved in FP32.
 #include "k3/ops/cuda/launch.cuh"
 #include "k3/ops/kda/cuda/kda_verify_cuda.cuh"
 #include "k3/ops/kda/cuda/kda_verify_device.cuh"
@@ -200,9 +197,36 @@ __device__ __forceinline__ void store_outputs(const KdaVerifyArgs& args, const V
   }
 }
 
-// kWindow: false commits alone (args has then no rows, offsets and weights but heads). A cluster's blocks have one pair each.
+__device__ __forceinline__ void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];\n" ::"l"(p)); }
+
+// Brings what a later block will need into L2: its copies then wait for that instead of the memory.
+template <class State, int kTokens, bool kWindow>
+__device__ __forceinline__ void prefetch_pair(const KdaVerifyArgs& args, int pair, const VerifyLane& l) {
+  const VerifyPair p = load_pair<kTokens, kWindow>(args, pair);
+  const int tid = static_cast<int>(threadIdx.x);
+  const auto* state = reinterpret_cast<const uint8_t*>(static_cast<const State*>(args.slots.state) + p.slot * args.slots.state_stride +
+                                                       p.head * (kDim * kDim));
+#pragma unroll
+  for (int i = 0; i < kDim * kDim * static_cast<int>(sizeof(State)) / (128 * kVerifyThreads); ++i) {
+    prefetch(state + 128 * (tid + i * kVerifyThreads));
+  }
+  if (tid < p.accepted * 12) prefetch(factors_of<kTokens>(args, p) + 32 * tid);
+  if constexpr (kWindow) {
+#pragma unroll
+    for (int n = 0; n < kTokens / kVerifyWarps; ++n) {
+      const int token = l.warp + n * kVerifyWarps, kind = l.lane / 2;
+      if (token >= p.count || kind >= 5) continue;
+      const void* from = kind < 3 ? args.rows.x[kind] : kind == 3 ? args.rows.z : args.rows.gate;
+      const int64_t stride = kind < 3 ? args.rows.x_stride[kind] : kind == 3 ? args.rows.z_stride : args.rows.gate_stride;
+      prefetch(static_cast<const __nv_bfloat16*>(from) + (p.row0 + token) * stride + p.head * kDim + l.lane % 2 * (kDim / 2));
+    }
+  }
+}
+
+// kWindow: false commits alone (args has then no rows, offsets and weights but heads). ahead: which later block is prefetched for; 0: none.
 template <class State, int kTokens, int kSplit, bool kWindow>
-__global__ void __launch_bounds__(kVerifyThreads, kTokens == 8 ? 2 : 1) kda_verify(const __grid_constant__ KdaVerifyArgs args) {
+__global__ void __launch_bounds__(kVerifyThreads, kTokens == 8 ? 2 : 1)
+    kda_verify(const __grid_constant__ KdaVerifyArgs args, int ahead) {
   constexpr int kRows = kDim / kSplit, kTiles = kRows / 16, kGroups = kTokens / 8, kPer = kTokens / kVerifyWarps;
   extern __shared__ __align__(128) uint8_t memory[];
   VerifyShared<kTokens>& s = *reinterpret_cast<VerifyShared<kTokens>*>(memory);
@@ -218,151 +242,143 @@ __global__ void __launch_bounds__(kVerifyThreads, kTokens == 8 ? 2 : 1) kda_veri
   const auto tile_of = [&](int slot, int head) {
     return hold(static_cast<State*>(args.slots.state) + slot * args.slots.state_stride + head * (kDim * kDim) + lane_at);
   };
-  const int pairs = args.batch * args.weights.heads, step = static_cast<int>(gridDim.x) / kSplit;
-  int pair = static_cast<int>(blockIdx.x) / kSplit;
-  const uint32_t mask = args.batch >= 0 ? 0xFFFFE000U : 0;
-  const float* const commit_right = &s.commit[0][t][2 * g];
-  const float* const commit_decay = s.commit_decay + 4 * t;
+  const int pair = static_cast<int>(blockIdx.x) / kSplit;
 
   const bool early = args.launch.early_state != 0;
   if (!early) pdl_wait();
-  VerifyPair p = load_pair<kTokens, kWindow>(args, pair);
+  const VerifyPair p = load_pair<kTokens, kWindow>(args, pair);
+  if (!kWindow && p.accepted == 0 && p.export_slot < 0) return;
+  State* const tile = tile_of(p.slot, p.head);
   float beta[kPer] = {};
-  Tile<State> x;
+  if (kWindow && !early) ask_rows<kTokens>(args.rows, p, l, s, beta);
   ask<kTokens, kWindow>(args, p, l, s);
-  if (tiled) x.load(tile_of(p.slot, p.head));
-  if (early) pdl_wait();
-  if constexpr (kWindow) ask_rows<kTokens>(args.rows, p, l, s, beta);
+  Tile<State> x;
+  if (tiled) x.load(tile);
+  if (early) {
+    pdl_wait();
+    if constexpr (kWindow) ask_rows<kTokens>(args.rows, p, l, s, beta);
+  }
   cp_async_commit();
+  if (!conv_bf16) {
+    for (int row = l.warp; row < 9; row += kVerifyWarps) {
+      float h[4];
+      if (p.accepted + row % 3 >= 3) continue;
+      conv_row(args, p, row, p.accepted, 4 * l.lane, h);
+      store4(&s.before[row][4 * l.lane], h);
+    }
+  }
+  for (int i = tid; i < p.dead * kRows; i += kVerifyThreads) {
+    const int64_t at = (p.row0 + i / kRows) * args.rows.out_stride + p.head * kDim + l.first + i % kRows;
+    static_cast<__nv_bfloat16*>(args.rows.out)[at] = __float2bfloat16(0.0F);
+  }
+  if (kSplit == 1 && ahead > 0 && pair + ahead < args.batch * args.weights.heads) {
+    prefetch_pair<State, kTokens, kWindow>(args, pair + ahead, l);
+  }
+  cp_async_wait<0>();
+  __syncthreads();
+  if constexpr (kSplit > 1) {  // what a block overwrites was read by all
+    cluster_arrive();
+    cluster_wait();
+  }
 
-  for (;; pair += step) {
-    const bool more = pair + step < pairs;
-    const VerifyPair next = load_pair<kTokens, kWindow>(args, more ? pair + step : pair);
-    if (!conv_bf16) {
-      for (int row = l.warp; row < 9; row += kVerifyWarps) {
-        float h[4];
-        if (p.accepted + row % 3 >= 3) continue;
-        conv_row(args, p, row, p.accepted, 4 * l.lane, h);
-        store4(&s.before[row][4 * l.lane], h);
-      }
+  const uint32_t mask = args.batch >= 0 ? 0xFFFFE000U : 0;
+  const float* const commit_right = &s.commit[0][t][2 * g];
+  const float* const commit_decay = s.commit_decay + 4 * t;
+  Left u[kGroups];
+#pragma unroll
+  for (int n = 0; n < kGroups; ++n) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const int token = 8 * n + t + 4 * (e / 2);
+      const bool take = tiled && token < p.accepted;
+      u[n].set(e, take ? s.old_factors[token][2][state_row + g + 8 * (e % 2)] : 0.0F, mask);
     }
-    for (int i = tid; i < p.dead * kRows; i += kVerifyThreads) {
-      const int64_t at = (p.row0 + i / kRows) * args.rows.out_stride + p.head * kDim + l.first + i % kRows;
-      static_cast<__nv_bfloat16*>(args.rows.out)[at] = __float2bfloat16(0.0F);
-    }
-    cp_async_wait<0>();
+  }
+  if (p.export_slot >= 0) {
+    if (tid >= kVerifyThreads / 2) commit_column<State, kTokens>(s, tid - kVerifyThreads / 2, p.boundary);
     __syncthreads();
-    if constexpr (kSplit > 1) {  // what a block overwrites was read by all
-      cluster_arrive();
-      cluster_wait();
-    }
-
-    Left u[kGroups];
-#pragma unroll
-    for (int n = 0; n < kGroups; ++n) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const int token = 8 * n + t + 4 * (e / 2);
-        const bool take = tiled && token < p.accepted;
-        u[n].set(e, take ? s.old_factors[token][2][state_row + g + 8 * (e % 2)] : 0.0F, mask);
-      }
-    }
-    if (p.export_slot >= 0) {
-      if (tid >= kVerifyThreads / 2) commit_column<State, kTokens>(s, tid - kVerifyThreads / 2, p.boundary);
-      __syncthreads();
-      if (tiled) {
-        State* const to = tile_of(p.export_slot, p.head);
-#pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          float block[2][4];
-          x.get(j, block);
-          commit_block<kGroups>(block, u, commit_right, commit_decay, j);
-          Tile<State>::store(to, j, block);
-        }
-      }
-      for (int row = l.warp; l.rank == 0 && row < 9; row += kVerifyWarps) {
-        float h[4];
-        conv_row(args, p, row, p.boundary, 4 * l.lane, h);
-        store_conv(args.slots, conv_at(args, p.export_slot, p.head, row) + 4 * l.lane, h);
-      }
-      __syncthreads();
-    }
-    if (l.rank == 0) store_inputs<kTokens, kWindow>(args, p, l, s);
-    if constexpr (kWindow) {
-      const float rate = expf(__ldg(args.weights.a_log + p.head));
-      token_factors<kTokens>(args.weights.lower_bound, rate, conv_bf16, p, l, beta, s);
-      __syncthreads();
-      if (tid < kVerifyThreads / 2) window_column<State, kTokens>(s, tid);
-    }
-    if (tid >= kVerifyThreads / 2 && p.accepted > 0) commit_column<State, kTokens>(s, tid - kVerifyThreads / 2, p.accepted);
-    if constexpr (kWindow) {
-#pragma unroll
-      for (int n = 0; n < kPer; ++n) pair_dots<kTokens>(s, n % 2 == 0 ? l.warp : kTokens - 1 - l.warp, l.lane);
-    }
-    __syncthreads();
-
-    if (more) {
-      ask<kTokens, kWindow>(args, next, l, s);
-      if constexpr (kWindow) ask_rows<kTokens>(args.rows, next, l, s, beta);
-      cp_async_commit();
-    }
     if (tiled) {
-      const float* const window = &s.window[0][g][2 * t];
-      State* const tile = tile_of(p.slot, p.head);
-      const State* const next_tile = tile_of(next.slot, next.head);
-      float keys[kGroups][4] = {}, queries[kGroups][4] = {}, keys_rest[kGroups][4] = {}, queries_rest[kGroups][4] = {};
+      State* const to = tile_of(p.export_slot, p.head);
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
         float block[2][4];
-        x.get(j, block);
-        if (p.accepted > 0) {
-          commit_block<kGroups>(block, u, commit_right, commit_decay, j);
-          Tile<State>::store(tile, j, block);
-        }
-        if constexpr (kWindow) {
-          window_block<kGroups, sizeof(State) == 2>(block, keys, keys_rest, queries, queries_rest, window, j, mask);
-        }
-        if (more) x.reload(next_tile, j);
+        x.take(tile, j, block);
+        commit_block<kGroups>(block, u, commit_right, commit_decay, j);
+        Tile<State>::store(to, j, block);
+      }
+      x.load(tile);
+    }
+    for (int row = l.warp; l.rank == 0 && row < 9; row += kVerifyWarps) {
+      float h[4];
+      conv_row(args, p, row, p.boundary, 4 * l.lane, h);
+      store_conv(args.slots, conv_at(args, p.export_slot, p.head, row) + 4 * l.lane, h);
+    }
+    __syncthreads();
+  }
+  if (l.rank == 0) store_inputs<kTokens, kWindow>(args, p, l, s);
+  if constexpr (kWindow) {
+    const float rate = expf(__ldg(args.weights.a_log + p.head));
+    token_factors<kTokens>(args.weights.lower_bound, rate, conv_bf16, p, l, beta, s);
+    __syncthreads();
+    if (tid < kVerifyThreads / 2) window_column<State, kTokens>(s, tid);
+  }
+  if (tid >= kVerifyThreads / 2 && p.accepted > 0) commit_column<State, kTokens>(s, tid - kVerifyThreads / 2, p.accepted);
+  if constexpr (kWindow) {
+#pragma unroll
+    for (int n = 0; n < kPer; ++n) pair_dots<kTokens>(s, n % 2 == 0 ? l.warp : kTokens - 1 - l.warp, l.lane);
+  }
+  __syncthreads();
+
+  if (tiled) {
+    const float* const window = &s.window[0][g][2 * t];
+    float keys[kGroups][4] = {}, queries[kGroups][4] = {}, keys_rest[kGroups][4] = {}, queries_rest[kGroups][4] = {};
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      float block[2][4];
+      x.take(tile, j, block);
+      if (p.accepted > 0) {
+        commit_block<kGroups>(block, u, commit_right, commit_decay, j);
+        Tile<State>::store(tile, j, block);
       }
       if constexpr (kWindow) {
-#pragma unroll
-        for (int n = 0; n < kGroups; ++n) {
-#pragma unroll
-          for (int e = 0; e < 4; ++e) keys[n][e] += keys_rest[n][e], queries[n][e] += queries_rest[n][e];
-        }
-        solve_window<kGroups>(s, keys, queries, tile_row, state_row, l.lane);
+        window_block<kGroups, sizeof(State) == 2>(block, keys, keys_rest, queries, queries_rest, window, j, mask);
       }
     }
     if constexpr (kWindow) {
-      __syncthreads();
-      store_factors<kTokens, kRows>(args, p, l, s);
-      store_outputs<kTokens, kSplit>(args, p, l, s);
+#pragma unroll
+      for (int n = 0; n < kGroups; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) keys[n][e] += keys_rest[n][e], queries[n][e] += queries_rest[n][e];
+      }
+      solve_window<kGroups>(s, keys, queries, tile_row, state_row, l.lane);
     }
-    if (!more) break;
-    p = next;
   }
   pdl_release();
+  if constexpr (kWindow) {
+    __syncthreads();
+    store_factors<kTokens, kRows>(args, p, l, s);
+    store_outputs<kTokens, kSplit>(args, p, l, s);
+  }
 }
 
 template <class State, int kTokens, int kSplit, bool kWindow>
-int launch_one(const KdaVerifyArgs& args, int blocks, cudaStream_t stream) {
+int launch_one(const KdaVerifyArgs& args, int ahead, cudaStream_t stream) {
   LaunchOptions o;
-  const int pairs = args.batch * args.weights.heads;
-  o.grid = dim3(static_cast<unsigned>(kSplit == 1 ? std::min(pairs, blocks) : pairs * kSplit));
+  o.grid = dim3(static_cast<unsigned>(args.batch * args.weights.heads * kSplit));
   o.block = dim3(kVerifyThreads);
   o.cluster = kSplit;
   o.dependent = args.launch.dependent != 0;
   o.shared_bytes = static_cast<int>(sizeof(VerifyShared<kTokens>));
-  return launch(kda_verify<State, kTokens, kSplit, kWindow>, o, stream, args);
+  return launch(kda_verify<State, kTokens, kSplit, kWindow>, o, stream, args, ahead);
 }
 
 template <class State, int kTokens, bool kWindow>
 int launch_split(const KdaVerifyArgs& args, int split, int sm_count, cudaStream_t stream) {
-  const int blocks = sm_count * (kTokens == 8 ? 2 : 1);
+  const int ahead = args.launch.form >= 10 ? 0 : sm_count * (kTokens == 8 ? 2 : 1);
   switch (split) {
-    case 1: return launch_one<State, kTokens, 1, kWindow>(args, blocks, stream);
-    case 2: return launch_one<State, kTokens, 2, kWindow>(args, blocks, stream);
-    default: return launch_one<State, kTokens, 4, kWindow>(args, blocks, stream);
+    case 1: return launch_one<State, kTokens, 1, kWindow>(args, ahead, stream);
+    case 2: return launch_one<State, kTokens, 2, kWindow>(args, 0, stream);
+    default: return launch_one<State, kTokens, 4, kWindow>(args, 0, stream);
   }
 }
 

@@ -35,12 +35,10 @@ __device__ __forceinline__ T* hold(T* p) {
 
 template <int kTokens>
 struct __align__(128) VerifyShared {
-  // What copies of the next pair fill while the tensor cores work on this one.
   float old_factors[kTokens][3][kDim];  // of the last window
   float4 taps[3][kDim];                 // of channel c at 32 (c % 4) + c / 4
   float bias[kDim];
   __nv_bfloat16 rows[5][3 + kTokens][kDim];  // inputs q, k, v: three before the window, then the window; z; gate
-  // What is computed.
   float factors[kTokens][3][kDim];  // kn, e^g, u of this window
   float qn[kTokens][kDim], v[kTokens][kDim];
   __nv_bfloat16 gate[kTokens][kDim];
@@ -88,27 +86,29 @@ __device__ __forceinline__ void mma_split(float (&d)[4], float (&rest)[4], const
 
 // ---- tiles: `at` is the lane's first element ----
 
+// Memory of a lane's tile, half of the FP32 blocks at a time: block j + 4 replaces block j when that was used.
 template <class State>
 struct Tile;
 template <>
 struct Tile<float> {
-  float4 raw[8][2];
+  float4 raw[4][2];
   static __device__ __forceinline__ int lane_offset(int g, int t) { return g * kDim + 4 * t; }
+  __device__ __forceinline__ void load_block(const float* at, int j) {
+    raw[j % 4][0] = __ldcs(reinterpret_cast<const float4*>(at + 16 * j));
+    raw[j % 4][1] = __ldcs(reinterpret_cast<const float4*>(at + 8 * kDim + 16 * j));
+  }
   __device__ __forceinline__ void load(const float* at) {
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      raw[j][0] = __ldcs(reinterpret_cast<const float4*>(at + 16 * j));
-      raw[j][1] = __ldcs(reinterpret_cast<const float4*>(at + 8 * kDim + 16 * j));
-    }
+    for (int j = 0; j < 4; ++j) load_block(at, j);
   }
-  // The block of another tile in the place of block j, which was used.
-  __device__ __forceinline__ void reload(const float* at, int j) {
-    raw[j][0] = __ldcs(reinterpret_cast<const float4*>(at + 16 * j));
-    raw[j][1] = __ldcs(reinterpret_cast<const float4*>(at + 8 * kDim + 16 * j));
-  }
-  __device__ __forceinline__ void get(int j, float (&x)[2][4]) const {
+  // Block j, for which the one four further is asked for.
+  __device__ __forceinline__ void take(const float* at, int j, float (&x)[2][4]) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) x[i][0] = raw[j][i].x, x[i][1] = raw[j][i].y, x[i][2] = raw[j][i].z, x[i][3] = raw[j][i].w;
+    for (int i = 0; i < 2; ++i) {
+      const float4 r = raw[j % 4][i];
+      x[i][0] = r.x, x[i][1] = r.y, x[i][2] = r.z, x[i][3] = r.w;
+    }
+    if (j < 4) load_block(at, j + 4);
   }
   // Rounds x to what memory holds of it, and stores it.
   static __device__ __forceinline__ void store(float* at, int j, float (&x)[2][4]) {
@@ -127,12 +127,7 @@ struct Tile<__nv_bfloat16> {
       raw[j][1] = __ldcs(reinterpret_cast<const uint4*>(at + 8 * kDim + 32 * j));
     }
   }
-  __device__ __forceinline__ void reload(const __nv_bfloat16* at, int j) {
-    if (j % 2 == 0) return;
-    raw[j / 2][0] = __ldcs(reinterpret_cast<const uint4*>(at + 16 * (j - 1)));
-    raw[j / 2][1] = __ldcs(reinterpret_cast<const uint4*>(at + 8 * kDim + 16 * (j - 1)));
-  }
-  __device__ __forceinline__ void get(int j, float (&x)[2][4]) const {
+  __device__ __forceinline__ void take(const __nv_bfloat16*, int j, float (&x)[2][4]) const {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const uint32_t low = j % 2 == 0 ? raw[j / 2][i].x : raw[j / 2][i].z, high = j % 2 == 0 ? raw[j / 2][i].y : raw[j / 2][i].w;
