@@ -30,7 +30,7 @@ inline KdaDecodeConfig kda_decode_config(int64_t pairs, bool state_bf16, int for
 
 // Over how many blocks of a cluster the rows of V are split; form: 0 automatic, else 1 2 3: 1 2 4.
 inline int kda_verify_split(int64_t pairs, int form, int sm_count) {
-  if (form >= 1) return 1 << (form - 1);
+  if (form >= 1 && form < 10) return 1 << (form - 1);
   return 4 * pairs <= sm_count ? 4 : 1;
 }
 

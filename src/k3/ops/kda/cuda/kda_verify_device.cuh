@@ -35,30 +35,29 @@ __device__ __forceinline__ T* hold(T* p) {
 
 template <int kTokens>
 struct __align__(128) VerifyShared {
-  float old_factors[kTokens][3][kDim];  // of the last window; then outputs()
-  float factors[kTokens][3][kDim];      // kn, e^g, u of this one
-  float qn[kTokens][kDim], v[kTokens][kDim];
-  float4 taps[3][kDim];  // of channel c at 32 (c % 4) + c / 4
+  float old_factors[kTokens][3][kDim];  // of the last window
+  float4 taps[3][kDim];                 // of channel c at 32 (c % 4) + c / 4
   float bias[kDim];
   __nv_bfloat16 rows[5][3 + kTokens][kDim];  // inputs q, k, v: three before the window, then the window; z; gate
+  float factors[kTokens][3][kDim];  // kn, e^g, u of this window
+  float qn[kTokens][kDim], v[kTokens][kDim];
+  __nv_bfloat16 gate[kTokens][kDim];
   float before[9][kDim];                     // of an FP32 conv state, what is not in rows
   float window[4][kTokens][kPad];            // keys, their low parts, queries, their low parts: times the decay from the window's start
   float commit[2][kTokens / 2][kPadCommit];  // and low parts
   float commit_decay[kDim];
   float key_key[kTokens][kTokens], key_query[kTokens][kTokens];  // [i][r]: token i seen by a later r; 0 elsewhere
+  float outputs[kTokens][kDim];
   float beta[kTokens];
   float sums[4][kTokens];
-
-  __device__ __forceinline__ float (&outputs())[kTokens][kDim] { return *reinterpret_cast<float (*)[kTokens][kDim]>(&old_factors); }
 };
 
-// What a block knows of its request and head.
-struct VerifyPlace {
-  int request, head, heads, first, warp, lane;  // first: row of V
-  int accepted, boundary, export_slot;
-  int64_t slot;
-  bool conv_bf16;
-  float rate;  // exp(a_log)
+// What a block knows of a request and head. A request without a slot has no tokens, accepted or new, here, and `dead` rows to clear.
+struct VerifyPair {
+  int head, slot, accepted, boundary, export_slot, row0, count, dead;
+};
+struct VerifyLane {
+  int warp, lane, rank, first;  // first: row of V
 };
 
 // ---- products of values split in two, x = high + low ----
@@ -87,22 +86,29 @@ __device__ __forceinline__ void mma_split(float (&d)[4], float (&rest)[4], const
 
 // ---- tiles: `at` is the lane's first element ----
 
+// Memory of a lane's tile, half of the FP32 blocks at a time: block j + 4 replaces block j when that was used.
 template <class State>
 struct Tile;
 template <>
 struct Tile<float> {
-  float4 raw[8][2];
+  float4 raw[4][2];
   static __device__ __forceinline__ int lane_offset(int g, int t) { return g * kDim + 4 * t; }
+  __device__ __forceinline__ void load_block(const float* at, int j) {
+    raw[j % 4][0] = __ldcs(reinterpret_cast<const float4*>(at + 16 * j));
+    raw[j % 4][1] = __ldcs(reinterpret_cast<const float4*>(at + 8 * kDim + 16 * j));
+  }
   __device__ __forceinline__ void load(const float* at) {
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      raw[j][0] = __ldcs(reinterpret_cast<const float4*>(at + 16 * j));
-      raw[j][1] = __ldcs(reinterpret_cast<const float4*>(at + 8 * kDim + 16 * j));
-    }
+    for (int j = 0; j < 4; ++j) load_block(at, j);
   }
-  __device__ __forceinline__ void get(int j, float (&x)[2][4]) const {
+  // Block j, for which the one four further is asked for.
+  __device__ __forceinline__ void take(const float* at, int j, float (&x)[2][4]) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) x[i][0] = raw[j][i].x, x[i][1] = raw[j][i].y, x[i][2] = raw[j][i].z, x[i][3] = raw[j][i].w;
+    for (int i = 0; i < 2; ++i) {
+      const float4 r = raw[j % 4][i];
+      x[i][0] = r.x, x[i][1] = r.y, x[i][2] = r.z, x[i][3] = r.w;
+    }
+    if (j < 4) load_block(at, j + 4);
   }
   // Rounds x to what memory holds of it, and stores it.
   static __device__ __forceinline__ void store(float* at, int j, float (&x)[2][4]) {
@@ -121,7 +127,7 @@ struct Tile<__nv_bfloat16> {
       raw[j][1] = __ldcs(reinterpret_cast<const uint4*>(at + 8 * kDim + 32 * j));
     }
   }
-  __device__ __forceinline__ void get(int j, float (&x)[2][4]) const {
+  __device__ __forceinline__ void take(const __nv_bfloat16*, int j, float (&x)[2][4]) const {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const uint32_t low = j % 2 == 0 ? raw[j / 2][i].x : raw[j / 2][i].z, high = j % 2 == 0 ? raw[j / 2][i].y : raw[j / 2][i].w;
@@ -192,45 +198,49 @@ __device__ __forceinline__ void commit_block(float (&x)[2][4], const Left (&u)[k
 
 // The factors of its tokens: convolution, SiLU, norms, gate; a warp a token.
 template <int kTokens>
-__device__ __forceinline__ void token_factors(float lower_bound, const VerifyPlace& p, int count, VerifyShared<kTokens>& s) {
+__device__ __forceinline__ void token_factors(float lower_bound, float rate, bool conv_bf16, const VerifyPair& p, const VerifyLane& l,
+                                              const float (&beta)[kTokens / kVerifyWarps], VerifyShared<kTokens>& s) {
 #pragma unroll
   for (int n = 0; n < kTokens / kVerifyWarps; ++n) {
-    const int token = p.warp + n * kVerifyWarps;
+    const int token = l.warp + n * kVerifyWarps;
     float y[4];
-    if (token >= count) {  // beta 0, key 0, decay 1: it changes nothing
+    if (l.lane == 0) s.beta[token] = token < p.count ? sigmoid(beta[n]) : 0.0F;
+    if (token >= p.count) {  // beta 0, key 0, decay 1: it changes nothing
       const float zero[4] = {0, 0, 0, 0}, one[4] = {1, 1, 1, 1};
-      store4(&s.factors[token][0][4 * p.lane], zero);
-      store4(&s.factors[token][1][4 * p.lane], one);
-      store4(&s.qn[token][4 * p.lane], zero);
-      store4(&s.v[token][4 * p.lane], zero);
+      store4(&s.factors[token][0][4 * l.lane], zero);
+      store4(&s.factors[token][1][4 * l.lane], one);
+      store4(&s.qn[token][4 * l.lane], zero);
+      store4(&s.v[token][4 * l.lane], zero);
       continue;
     }
 #pragma unroll
     for (int part = 0; part < 3; ++part) {
       float x[4][4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) load4(&s.rows[part][token + i][4 * p.lane], x[i]);
-      if (!p.conv_bf16 && token < 3) {
+      for (int i = 0; i < 4; ++i) load4(&s.rows[part][token + i][4 * l.lane], x[i]);
+      if (!conv_bf16 && token < 3) {
 #pragma unroll
         for (int i = 0; i < 3; ++i) {
-          if (p.accepted + token + i < 3) load4(&s.before[part * 3 + token + i][4 * p.lane], x[i]);
+          if (p.accepted + token + i < 3) load4(&s.before[part * 3 + token + i][4 * l.lane], x[i]);
         }
       }
 #pragma unroll
-      for (int c = 0; c < 4; ++c) y[c] = conv_silu(s.taps[part][32 * c + p.lane], x[0][c], x[1][c], x[2][c], x[3][c]);
+      for (int c = 0; c < 4; ++c) y[c] = conv_silu(s.taps[part][32 * c + l.lane], x[0][c], x[1][c], x[2][c], x[3][c]);
       if (part < 2) {
         const float scale = norm_scale(y, part == 0 ? kQueryScale : 1.0F);
 #pragma unroll
         for (int c = 0; c < 4; ++c) y[c] *= scale;
       }
-      store4(part == 0 ? &s.qn[token][4 * p.lane] : part == 1 ? &s.factors[token][0][4 * p.lane] : &s.v[token][4 * p.lane], y);
+      store4(part == 0 ? &s.qn[token][4 * l.lane] : part == 1 ? &s.factors[token][0][4 * l.lane] : &s.v[token][4 * l.lane], y);
     }
     float bias[4];
-    load4(&s.bias[4 * p.lane], bias);
-    load4(&s.rows[3][3 + token][4 * p.lane], y);
+    load4(&s.bias[4 * l.lane], bias);
+    load4(&s.rows[3][3 + token][4 * l.lane], y);
 #pragma unroll
-    for (int c = 0; c < 4; ++c) y[c] = decay_factor_approx(y[c] + bias[c], p.rate, lower_bound);
-    store4(&s.factors[token][1][4 * p.lane], y);
+    for (int c = 0; c < 4; ++c) y[c] = decay_factor_approx(y[c] + bias[c], rate, lower_bound);
+    store4(&s.factors[token][1][4 * l.lane], y);
+    load4(&s.rows[4][3 + token][4 * l.lane], y);
+    store4(&s.gate[token][4 * l.lane], y);
   }
 }
 
@@ -365,8 +375,8 @@ __device__ __forceinline__ void solve_window(VerifyShared<8 * kGroups>& s, const
     for (int e = 0; e < 2; ++e) {
       const int token = 8 * n + 2 * t + e;
       const float beta = s.beta[token];
-      s.outputs()[token][tile_row + g] = o[n][e];
-      s.outputs()[token][tile_row + g + 8] = o[n][2 + e];
+      s.outputs[token][tile_row + g] = o[n][e];
+      s.outputs[token][tile_row + g + 8] = o[n][2 + e];
       s.factors[token][2][state_row + g] = beta * u[n][e];
       s.factors[token][2][state_row + g + 8] = beta * u[n][2 + e];
     }

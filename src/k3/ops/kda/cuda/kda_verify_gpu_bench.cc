@@ -36,9 +36,10 @@ void verify_cases(Bench& bench) {
           line.must = 2.8 * pass_us / (line.bytes / bench.copy_gbps() * 1e-3), line.aim = line.must * 2.3 / 2.8;
         line.kernel = "kda_verify";
         std::vector<int> forms = {0};
-        if (accepted == 8 && pairs < 400) forms = {1, 2, 3};
+        if (accepted == 8 && pairs < 100) forms = {1, 3};
+        if (accepted == 8 && pairs >= 400) forms = {0, 10};
         for (const int form : forms) {
-          line.name = fmt::format("{} a={}{}", name, accepted, form == 0 ? "" : fmt::format(" split{}", 1 << (form - 1)));
+          line.name = fmt::format("{} a={}{}", name, accepted, form == 0 ? "" : form == 10 ? " no prefetch" : fmt::format(" split{}", 1 << (form - 1)));
           bench.run(line, [&](cudaStream_t stream, int i) {
             KdaVerifyArgs a{};
             a.weights = buffers.weights(), a.rows = buffers.rows(i), a.offsets = offset_array.data(),

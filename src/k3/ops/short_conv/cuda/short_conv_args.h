@@ -31,7 +31,7 @@ typedef struct ShortConvArgs {
   int32_t conv_bf16;
   int32_t exports;                  // how many tails are wanted on the way
   const int32_t* export_sequences;  // [exports]; below 0: none
-  const int32_t* export_tokens;     // after so many tokens of the sequence in this call, 0 .. its length
+  const int32_t* export_tokens;     // after so many tokens of the sequence in this call, 1 .. its length
   const int32_t* export_slots;      // slots of no sequence of the call
   int32_t dependent;                // programmatic dependent launch
 } ShortConvArgs;

@@ -7,7 +7,7 @@
 
 namespace k3::ops::cuda {
 
-// run: tokens a thread passes through (8 or 32).
+// run: tokens a thread passes through (8, 16 or 32).
 int short_conv_launch(const ShortConvArgs& args, int run, cudaStream_t stream);
 
 }  // namespace k3::ops::cuda

@@ -17,7 +17,9 @@ CudaStatus short_conv_cuda(const ShortConvArgs& args, Stream stream);
 
 // Tokens a thread passes through: long runs read less twice, short ones fill the device.
 inline int short_conv_run(int64_t tokens, int64_t channels, int sm_count) {
-  return tokens * channels / (8 * 32) >= int64_t{sm_count} * 512 ? 32 : 8;
+  const int64_t threads = tokens * channels / 8, wave = int64_t{sm_count} * 3 * 256;  // three blocks a multiprocessor
+  if (threads >= 32 * 3 * wave) return 32;
+  return threads >= 16 * 2 * wave ? 16 : 8;
 }
 
 }  // namespace k3::ops::cuda

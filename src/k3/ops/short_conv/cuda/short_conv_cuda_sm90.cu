@@ -1,5 +1,5 @@
-// A thread has eight channels and passes through a run of tokens with the last three inputs in registers. Tails are written
-// by a second kernel, when every run has read the old ones.
+// A thread has eight channels and passes through a run of tokens with the last three inputs in registers. The first three tokens of a
+// sequence belong to the thread that has its first one; so no other reads the old tail, and it writes the new one at once.
 #include "k3/ops/cuda/launch.cuh"
 #include "k3/ops/cuda/ptx.cuh"
 #include "k3/ops/short_conv/cuda/short_conv_cuda.cuh"
@@ -82,6 +82,13 @@ __device__ __forceinline__ int find_sequence(const int32_t* offsets, int sequenc
 
 struct Taps {
   float w[8][4];
+  __device__ __forceinline__ void load(const ShortConvArgs& a, int part, int channel) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const float4 t = __ldg(reinterpret_cast<const float4*>(a.taps[part]) + channel + i);
+      w[i][0] = t.x, w[i][1] = t.y, w[i][2] = t.z, w[i][3] = t.w;
+    }
+  }
   __device__ __forceinline__ uint4 apply(const Lane8& a, const Lane8& b, const Lane8& c, const Lane8& d) const {
     float y[8];
 #pragma unroll
@@ -93,97 +100,99 @@ struct Taps {
   }
 };
 
+// Tail after `tokens` tokens; `old` is the one before, at its channels.
+__device__ __forceinline__ void store_tail(const ShortConvArgs& a, const Where& w, int start, int tokens, int slot, const Lane8 (&old)[3]) {
+#pragma unroll
+  for (int i = 0; i < 3; ++i) {
+    const int index = tokens - 3 + i;
+    Lane8 row = index == -2 ? old[1] : old[2];
+    if (index >= 0) row.set(__ldg(reinterpret_cast<const uint4*>(w.x + (start + index) * w.stride)));
+    store_state(a, slot * a.conv_stride + static_cast<int64_t>(w.part * 3 + i) * a.channels + w.channel, row);
+  }
+}
+
+// All tails that a sequence leaves.
+__device__ __noinline__ void store_tails(const ShortConvArgs& a, const Where& w, int sequence, int start, int tokens, const Lane8 (&old)[3]) {
+  const int slot = a.slots[sequence];
+  if (slot < 0) return;
+  for (int e = 0; e < a.exports; ++e) {
+    if (a.export_sequences[e] == sequence) store_tail(a, w, start, a.export_tokens[e], a.export_slots[e], old);
+  }
+  store_tail(a, w, start, tokens, slot, old);
+}
+
+// Tokens first .. last - 1 where sequences meet; `sequence` holds the first one.
+__device__ __noinline__ void pass_seams(const ShortConvArgs& a, int part, int channel, int first, int last, int total, int sequence) {
+  Taps taps;
+  taps.load(a, part, channel);
+  const Where w = where(a, part, channel);
+  const int64_t y_stride = a.y_stride[part];
+  auto* const y = static_cast<__nv_bfloat16*>(a.y[part]) + channel;
+  int start = a.offsets[sequence], end = a.offsets[sequence + 1];
+  int t = first;
+  if (t > start && t < start + 3) t = min(start + 3, end);  // another's
+  bool known = false;                                       // window
+  Lane8 window[4];
+  for (;;) {
+    while (t < total && t >= end) {
+      start = t, end = a.offsets[++sequence + 1];
+      known = false;
+    }
+    const int index = t - start;
+    if (t >= total || (t >= last && (index == 0 || index >= 3))) return;
+    if (!known) {
+#pragma unroll
+      for (int i = 0; i < 3; ++i) fetch(a, w, sequence, start, index - 3 + i, window[i]);
+      if (index == 0) {
+        const Lane8 old[3] = {window[0], window[1], window[2]};
+        store_tails(a, w, sequence, start, end - start, old);
+      }
+      known = true;
+    }
+    window[3].set(__ldg(reinterpret_cast<const uint4*>(w.x + t * w.stride)));
+    const uint4 out = taps.apply(window[0], window[1], window[2], window[3]);
+    *reinterpret_cast<uint4*>(y + t * y_stride) = a.slots[sequence] < 0 ? make_uint4(0, 0, 0, 0) : out;
+    window[0] = window[1], window[1] = window[2], window[2] = window[3];
+    ++t;
+  }
+}
+
 template <int kRun>
 __global__ void __launch_bounds__(kChannelThreads* kRuns, 3) short_conv(const __grid_constant__ ShortConvArgs a) {
   const int channel = (static_cast<int>(blockIdx.x) * kChannelThreads + static_cast<int>(threadIdx.x)) * 8;
   const int part = static_cast<int>(blockIdx.z);
   if (channel >= a.channels) return;
-  Taps taps;
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const float4 w = __ldg(reinterpret_cast<const float4*>(a.taps[part]) + channel + i);
-    taps.w[i][0] = w.x, taps.w[i][1] = w.y, taps.w[i][2] = w.z, taps.w[i][3] = w.w;
-  }
   pdl_wait();
-  const int first = (static_cast<int>(blockIdx.y) * kRuns + static_cast<int>(threadIdx.y)) * kRun;
-  const int last = min(first + kRun, min(a.tokens, a.offsets[a.sequences]));
+  const int total = min(a.tokens, a.offsets[a.sequences]);
+  const int first = (static_cast<int>(blockIdx.y) * kRuns + static_cast<int>(threadIdx.y)) * kRun, last = min(first + kRun, total);
   if (first >= last) return;
-  const Where w = where(a, part, channel);
-  auto* y = static_cast<__nv_bfloat16*>(a.y[part]) + first * a.y_stride[part] + channel;
-  int sequence = find_sequence(a.offsets, a.sequences, first);
-  int start = a.offsets[sequence], end = a.offsets[sequence + 1];
-  Lane8 window[4];
-#pragma unroll
-  for (int i = 0; i < 3; ++i) fetch(a, w, sequence, start, first - start - 3 + i, window[i]);
-  if (last - first == kRun && last <= end && a.slots[sequence] >= 0) {  // no seam: loads ahead
-    constexpr int kAhead = 4;
-    for (int t = 0; t < kRun; t += kAhead) {
-      uint4 raw[kAhead];
-#pragma unroll
-      for (int i = 0; i < kAhead; ++i) raw[i] = __ldg(reinterpret_cast<const uint4*>(w.x + (first + t + i) * w.stride));
-#pragma unroll
-      for (int i = 0; i < kAhead; ++i) {
-        window[(i + 3) % 4].set(raw[i]);
-        *reinterpret_cast<uint4*>(y) =
-            taps.apply(window[i % 4], window[(i + 1) % 4], window[(i + 2) % 4], window[(i + 3) % 4]);
-        y += a.y_stride[part];
-      }
-    }
+  const int sequence = find_sequence(a.offsets, a.sequences, first);
+  if (first - a.offsets[sequence] < 3 || first + kRun > a.offsets[sequence + 1] || a.slots[sequence] < 0) {
+    pass_seams(a, part, channel, first, last, total, sequence);
     return;
   }
-  for (int t = first; t < last; ++t) {
-    if (t == end) {
-      while (t >= end) end = a.offsets[++sequence + 1];
-      start = t;
+  Taps taps;
+  taps.load(a, part, channel);
+  constexpr int kAhead = 4;
+  const int64_t x_stride = a.x_stride[part], y_stride = a.y_stride[part];
+  const __nv_bfloat16* x = static_cast<const __nv_bfloat16*>(a.x[part]) + first * x_stride + channel;
+  __nv_bfloat16* y = static_cast<__nv_bfloat16*>(a.y[part]) + first * y_stride + channel;
+  const auto load = [&](int i) { return __ldg(reinterpret_cast<const uint4*>(x + i * x_stride)); };
+  Lane8 window[4];
 #pragma unroll
-      for (int i = 0; i < 3; ++i) fetch(a, w, sequence, start, i - 3, window[i]);
+  for (int i = 0; i < 3; ++i) window[i].set(load(i - 3));
+#pragma unroll 1
+  for (int t = 0; t < kRun; t += kAhead) {  // loads ahead
+    uint4 raw[kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) raw[i] = load(i);
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      window[(i + 3) % 4].set(raw[i]);
+      *reinterpret_cast<uint4*>(y) = taps.apply(window[i % 4], window[(i + 1) % 4], window[(i + 2) % 4], window[(i + 3) % 4]);
+      y += y_stride;
     }
-    window[3].set(__ldg(reinterpret_cast<const uint4*>(w.x + t * w.stride)));
-    const uint4 out = taps.apply(window[0], window[1], window[2], window[3]);
-    *reinterpret_cast<uint4*>(y) = a.slots[sequence] < 0 ? make_uint4(0, 0, 0, 0) : out;
-    y += a.y_stride[part];
-    window[0] = window[1], window[1] = window[2], window[2] = window[3];
-  }
-}
-
-// Row i of the tail after `tokens` tokens, `old` being the one before.
-__device__ __forceinline__ Lane8 tail_row(const ShortConvArgs& a, const Where& w, int sequence, int start, int tokens, int i,
-                                          const Lane8 (&old)[3]) {
-  Lane8 out;
-  const int index = tokens - 3 + i;
-  if (index >= 0) {
-    fetch(a, w, sequence, start, index, out);
-  } else {
-    out = index == -3 ? old[0] : index == -2 ? old[1] : old[2];
-  }
-  return out;
-}
-
-__global__ void __launch_bounds__(128) short_conv_tails(const __grid_constant__ ShortConvArgs a) {
-  pdl_wait();
-  const int sequence = static_cast<int>(blockIdx.y), part = static_cast<int>(blockIdx.z);
-  const int channel = (static_cast<int>(blockIdx.x) * 128 + static_cast<int>(threadIdx.x)) * 8;
-  const int slot = a.slots[sequence];
-  if (channel >= a.channels || slot < 0) return;
-  const int start = a.offsets[sequence], tokens = a.offsets[sequence + 1] - start;
-  const Where w = where(a, part, channel);
-  const int64_t row = static_cast<int64_t>(part * 3) * a.channels + channel;
-  Lane8 old[3];
-#pragma unroll
-  for (int i = 0; i < 3; ++i) fetch(a, w, sequence, start, i - 3, old[i]);
-  for (int e = 0; e < a.exports; ++e) {
-    if (a.export_sequences[e] != sequence) continue;
-#pragma unroll
-    for (int i = 0; i < 3; ++i) {
-      store_state(a, a.export_slots[e] * a.conv_stride + row + static_cast<int64_t>(i) * a.channels,
-                  tail_row(a, w, sequence, start, a.export_tokens[e], i, old));
-    }
-  }
-  if (tokens == 0) return;
-#pragma unroll
-  for (int i = 0; i < 3; ++i) {
-    store_state(a, slot * a.conv_stride + row + static_cast<int64_t>(i) * a.channels,
-                tail_row(a, w, sequence, start, tokens, i, old));
+    x += kAhead * x_stride;
   }
 }
 
@@ -196,12 +205,11 @@ int short_conv_launch(const ShortConvArgs& args, int run, cudaStream_t stream) {
   o.block = dim3(kChannelThreads, kRuns);
   o.grid = dim3(blocks(args.channels, kChannelThreads * 8), blocks(args.tokens, kRuns * run), parts);
   o.dependent = args.dependent != 0;
-  const int status = run == 32 ? launch(short_conv<32>, o, stream, args) : launch(short_conv<8>, o, stream, args);
-  if (status != 0) return status;
-  o.block = dim3(128);
-  o.grid = dim3(blocks(args.channels, 1024), static_cast<unsigned>(args.sequences), parts);
-  o.dependent = true;
-  return launch(short_conv_tails, o, stream, args);
+  switch (run) {
+    case 32: return launch(short_conv<32>, o, stream, args);
+    case 16: return launch(short_conv<16>, o, stream, args);
+    default: return launch(short_conv<8>, o, stream, args);
+  }
 }
 
 }  // namespace k3::ops::cuda

@@ -16,7 +16,7 @@ void conv_cases(Bench& bench) {
     line.kernel = "short_conv", line.name = fmt::format("H={} T={}", heads, tokens);
     if (!bench.wants(line.kernel, line.name)) continue;
     line.bytes = static_cast<double>(4 * tokens * wide);
-    line.note = "q, k, v; two launches";
+    line.note = "q, k, v in one launch";
     const DeviceArray<uint16_t> x(2 * tokens * wide), y(2 * tokens * wide), conv(9 * channels);
     gpu_check(fill_normal_bf16(x.data(), x.size(), 1, 1, nullptr).code, "fill");
     conv.zero();

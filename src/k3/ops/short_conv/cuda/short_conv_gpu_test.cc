@@ -9,6 +9,7 @@ namespace {
 
 TEST(ShortConvConfig, LongPromptsTakeLongRuns) {
   EXPECT_EQ(short_conv_run(8192, 3 * 12288, 132), 32);
+  EXPECT_EQ(short_conv_run(8192, 3 * 1536, 132), 16);
   EXPECT_EQ(short_conv_run(128, 3 * 1536, 132), 8);
 }
 
@@ -38,9 +39,9 @@ void compare(const Case& c, uint64_t seed) {
   std::vector<int32_t> export_sequences, export_tokens, export_slots;
   for (int64_t s = 0; s < count; ++s) {
     for (int64_t i = 0; i < 2; ++i) {
-      export_sequences.push_back(s == c.negative ? -1 : static_cast<int32_t>(s));
-      export_tokens.push_back(static_cast<int32_t>(i == 0 ? std::min<int64_t>(s % 4, c.lengths[static_cast<size_t>(s)])
-                                                          : c.lengths[static_cast<size_t>(s)]));
+      const int64_t n = c.lengths[static_cast<size_t>(s)];
+      export_sequences.push_back(s == c.negative || n == 0 ? -1 : static_cast<int32_t>(s));
+      export_tokens.push_back(static_cast<int32_t>(i == 0 ? std::min<int64_t>(1 + s % 4, n) : n));
       export_slots.push_back(static_cast<int32_t>(2 * (2 * s + i) + 1));
     }
   }
