@@ -193,15 +193,18 @@ __device__ __forceinline__ void finish(uint32_t lane_row, uint32_t buffer, const
     }
   }
 #pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    const uint32_t at = square_at(lane_row, j, kStepZQ) + kAtZ;
-    uint32_t kp[4];
-    ldmatrix_x4_trans(kp, at);
-    float d[2][4] = {};
-    mma16(d[0], w[0], w[1], w[2], w[3], kp[0], kp[1]);
-    mma16(d[1], w[0], w[1], w[2], w[3], kp[2], kp[3]);
-    const uint32_t out[4] = {pack_bf16(d[0][0], d[0][1]), pack_bf16(d[0][2], d[0][3]), pack_bf16(d[1][0], d[1][1]), pack_bf16(d[1][2], d[1][3])};
-    stmatrix_x4(at, out);
+  for (int half = 0; half < 2; ++half) {  // loads before stores: nothing else may pass between them
+    uint32_t kp[4][4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) ldmatrix_x4_trans(kp[j], square_at(lane_row, 4 * half + j, kStepZQ) + kAtZ);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      float d[2][4] = {};
+      mma16(d[0], w[0], w[1], w[2], w[3], kp[j][0], kp[j][1]);
+      mma16(d[1], w[0], w[1], w[2], w[3], kp[j][2], kp[j][3]);
+      const uint32_t out[4] = {pack_bf16(d[0][0], d[0][1]), pack_bf16(d[0][2], d[0][3]), pack_bf16(d[1][0], d[1][1]), pack_bf16(d[1][2], d[1][3])};
+      stmatrix_x4(square_at(lane_row, 4 * half + j, kStepZQ) + kAtZ, out);
+    }
   }
 }
 

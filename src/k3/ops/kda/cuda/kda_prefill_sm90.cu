@@ -65,10 +65,8 @@ __device__ __forceinline__ void load_state(const K3KdaPrefill& a, const Piece& p
 
 // This warp's 16 values of the chunk's tokens, through shared memory so that whole sectors are written. out: 4 (token / 8) + 2 half + c.
 // to: of this lane, token lane % 16 and values 8 (lane / 16).
-__device__ __forceinline__ void store_out(__nv_bfloat16* to, const float* out, uint32_t scale_at, int count, uint32_t staging) {
+__device__ __forceinline__ void store_out(__nv_bfloat16* to, const float* out, const float (&scale)[4], int count, uint32_t staging) {
   const uint32_t lane = threadIdx.x % 32;
-  float scale[4];
-  load_shared(scale, scale_at);
   uint32_t o[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) o[i] = pack_bf16(out[2 * i] * scale[2 * (i / 2)], out[2 * i + 1] * scale[2 * (i / 2) + 1]);
@@ -132,6 +130,8 @@ __device__ __forceinline__ void consume(const K3KdaPrefill& a, const Piece& piec
 #pragma unroll
       for (int i = 0; i < 8; ++i) state[8 * j + i] *= decay[i / 4 * 2 + (i & 1)];
     }
+    float scale[4];
+    if constexpr (!kMaps) load_shared(scale, buffer + kAtScale + (lane & 3) * 16);
     wgmma_wait<0>();
 #pragma unroll
     for (int i = 0; i < 4; ++i) u[i] = pack_bf16(d[2 * i], d[2 * i + 1]);
@@ -144,7 +144,7 @@ __device__ __forceinline__ void consume(const K3KdaPrefill& a, const Piece& piec
     wgmma_commit();
     if constexpr (!kMaps) {
       wgmma_wait<1>();
-      store_out(out, d + 8, buffer + kAtScale + (lane & 3) * 16, count, staging);
+      store_out(out, d + 8, scale, count, staging);
       out += count * a.out_stride;
     }
     wgmma_wait<0>();
@@ -159,13 +159,14 @@ __device__ __forceinline__ void consume(const K3KdaPrefill& a, const Piece& piec
     walk.at += count;
     if (!uncut) {
       while (walk.cut < s.cuts.count && s.cuts.tokens[walk.cut] <= walk.at) ++walk.cut;
-      for (int i = cut; i < walk.cut; ++i) store_slot(a, state, s.cuts.slots[i], piece.head, warp);
+      for (int i = cut; i < walk.cut; ++i) store_slot(a, state, s.cuts.slots[i], s.piece.head, warp);
     }
   }
+  const Piece& done = s.piece;
   if constexpr (kMaps) {
-    store_rows(state, map_of(a, piece.index, piece.head, piece.rank), warp);
-  } else if (piece.end == piece.length) {
-    store_slot(a, state, a.to[piece.sequence], piece.head, warp);
+    store_rows(state, map_of(a, done.index, done.head, done.rank), warp);
+  } else if (done.end == done.length) {
+    store_slot(a, state, a.to[done.sequence], done.head, warp);
   }
 }
 
@@ -221,6 +222,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) fused(const __grid_constant__ 
     mbar_init(shared_address(&s.raw[thread]), 1), mbar_init(shared_address(&s.full[thread]), 1);
     mbar_init(shared_address(&s.empty[thread]), C::kConsumers * C::kEvery);
   }
+  if (thread == 0) s.piece = piece;
   if (thread < 64) {
     const float rate = -__expf(a.a_log[piece.head]) * 1.4426950408889634F;
     const float* bias = a.dt_bias + piece.head * kDim + thread / 8 * 16 + thread % 8;

@@ -44,6 +44,14 @@ constexpr int kBufferBytes = 19 * 1024;
 constexpr int kSentBytes = kAtScale + 64;
 static_assert(kSentBytes <= kBufferBytes && kSentBytes % 16 == 0);
 
+// The tokens of one sequence that a block works on.
+struct Piece {
+  int sequence, head, begin, end, length;  // begin, end: inside the sequence of `length`
+  int64_t first;                           // row of the sequence's first token
+  int index;                               // of the piece among all (segments)
+  int rank;                                // of the block in its pair; maps: 0 the state's, 1 the transition's
+};
+
 struct PrefillShared {
   alignas(1024) unsigned char buffers[kBuffers][kBufferBytes];
   alignas(128) unsigned char out[8][512];
@@ -51,14 +59,7 @@ struct PrefillShared {
   unsigned long long raw[kBuffers], full[kBuffers], empty[kBuffers];
   KdaCuts cuts;
   int sequence;
-};
-
-// The tokens of one sequence that a block works on.
-struct Piece {
-  int sequence, head, begin, end, length;  // begin, end: inside the sequence of `length`
-  int64_t first;                           // row of the sequence's first token
-  int index;                               // of the piece among all (segments)
-  int rank;                                // of the block in its pair; maps: 0 the state's, 1 the transition's
+  Piece piece;  // what is wanted of it after the last chunk need not stay in registers
 };
 
 // Position of the chunk in hand; chunks end at multiples of 16 after the last cut.
