@@ -208,9 +208,10 @@ __device__ __forceinline__ void finish(uint32_t lane_row, uint32_t buffer, const
   }
 }
 
-// Of the chunks made in this block, index, index + kProducers, ...; rows are loaded for the kAhead-th after each.
+// Of the chunks made in this block, index, index + kProducers, ...; rows are loaded for the kAhead-th after each (early: those of the
+// first kAhead have been asked for).
 template <class C>
-__device__ __forceinline__ void produce(const K3KdaPrefill& a, const PrefillMaps& maps, const Piece& piece, PrefillShared& s, int index) {
+__device__ __forceinline__ void produce(const K3KdaPrefill& a, const PrefillMaps& maps, const Piece& piece, PrefillShared& s, int index, bool early) {
   if (index >= C::kProducers) return;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   Walk walk{piece.begin}, ahead{piece.begin};
@@ -218,16 +219,16 @@ __device__ __forceinline__ void produce(const K3KdaPrefill& a, const PrefillMaps
   const uint32_t lane_at = tile_lane(), buffers = shared_address(s.buffers);
   const uint32_t arrived = shared_address(s.raw), full = shared_address(s.full), empty = shared_address(s.empty);
   const auto free = [&](int chunk) {  // every consumer is done with it
-    mbar_wait(empty + static_cast<uint32_t>(chunk % C::kOwn * 8), static_cast<uint32_t>(chunk / C::kOwn) & 1U);
+    mbar_sleep(empty + static_cast<uint32_t>(chunk % C::kOwn * 8), static_cast<uint32_t>(chunk / C::kOwn) & 1U);
   };
   const auto load = [&](int chunk) {
     if (lane != 0) return;
     if (chunk >= C::kOwn) free(chunk - C::kOwn);
     const uint32_t slot = static_cast<uint32_t>(chunk % C::kOwn);
-    load_rows<C::kMaps>(maps, piece.head, !C::kMaps || C::kPair || piece.rank == 0, static_cast<int>(piece.first) + ahead.at, buffers + slot * kBufferBytes,
+    load_rows<C::kMaps>(maps, piece.head, C::kNeedsValues || piece.rank == 0, static_cast<int>(piece.first) + ahead.at, buffers + slot * kBufferBytes,
                         arrived + slot * 8);
   };
-  if (index < C::kAhead && walk.at < piece.end) {
+  if (!early && index < C::kAhead && walk.at < piece.end) {
     ahead = walk;
     load(index);
   }
@@ -252,7 +253,7 @@ __device__ __forceinline__ void produce(const K3KdaPrefill& a, const PrefillMaps
       valid.pairs[h] = (column + 8 * h < count ? 0xFFFFU : 0U) | (column + 1 + 8 * h < count ? 0xFFFF0000U : 0U);
       valid.rows[h] = row + 8 * h < count ? 0xFFFFFFFFU : 0U;
     }
-    mbar_wait(arrived + slot * 8, static_cast<uint32_t>(chunk / C::kOwn) & 1U);
+    mbar_sleep(arrived + slot * 8, static_cast<uint32_t>(chunk / C::kOwn) & 1U);
     Products sum;
     Square square[2];
     open_square<C::kMaps>(lane_row, 0, c, s.bias[0][row], valid, square[0]);

@@ -109,7 +109,7 @@ __device__ __forceinline__ void consume(const K3KdaPrefill& a, const Piece& piec
 #pragma unroll
       for (int i = 0; i < 4; ++i) x[j][i] = pack_bf16(state[8 * j + 2 * i], state[8 * j + 2 * i + 1]);
     }
-    mbar_wait(shared_address(&s.full[slot]), parity);
+    mbar_sleep(shared_address(&s.full[slot]), parity);
     if (!kMaps || piece.rank == 0) ldmatrix_x4_trans(v, buffer + values);
     if (count < kChunk) {  // rows of another sequence
 #pragma unroll
@@ -153,7 +153,7 @@ __device__ __forceinline__ void consume(const K3KdaPrefill& a, const Piece& piec
       if (own) {
         mbar_arrive(empty);
       } else {
-        mbar_arrive_cluster(empty, static_cast<uint32_t>(1 - piece.rank));
+        mbar_arrive_there(cluster_map(empty, static_cast<uint32_t>(1 - piece.rank)));
       }
     }
     walk.at += count;
@@ -218,8 +218,21 @@ __global__ void __launch_bounds__(C::kThreads, 1) fused(const __grid_constant__ 
   Piece piece;
   if (!find_piece<C>(a, s, piece)) return;
   const int thread = static_cast<int>(threadIdx.x), warp = __shfl_sync(0xFFFFFFFFU, thread / 32, 0);
-  if (thread < kBuffers) {
-    mbar_init(shared_address(&s.raw[thread]), 1), mbar_init(shared_address(&s.full[thread]), 1);
+  // The first rows are asked for before anything else; where they are depends on the exports alone.
+  const bool early = a.export_count == 0 || C::kMaps;
+  if (thread == 32 * C::kConsumers) {
+    for (int i = 0; i < C::kAhead; ++i) mbar_init(shared_address(&s.raw[i]), 1);
+    mbar_init_fence();
+    for (int i = 0; i < C::kAhead; ++i) {
+      const int at = piece.begin + kChunk * (C::kEvery * i + (C::kPair ? piece.rank : 0));
+      if (early && at < piece.end) {
+        load_rows<C::kMaps>(maps, piece.head, C::kNeedsValues || piece.rank == 0, static_cast<int>(piece.first) + at, shared_address(s.buffers[i]),
+                            shared_address(&s.raw[i]));
+      }
+    }
+  } else if (thread < kBuffers) {
+    if (thread >= C::kAhead) mbar_init(shared_address(&s.raw[thread]), 1);
+    mbar_init(shared_address(&s.full[thread]), 1);
     mbar_init(shared_address(&s.empty[thread]), C::kConsumers * C::kEvery);
   }
   if (thread == 0) s.piece = piece;
@@ -246,7 +259,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) fused(const __grid_constant__ 
     consume<C>(a, piece, s, warp);
   } else {
     if constexpr (C::kMoveRegisters) fewer_registers<C::kProducerRegisters>();
-    produce<C>(a, maps, piece, s, warp - C::kConsumers);
+    produce<C>(a, maps, piece, s, warp - C::kConsumers, early);
   }
   if constexpr (C::kPair) {
     __syncwarp();
