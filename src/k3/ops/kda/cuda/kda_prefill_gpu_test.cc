@@ -250,6 +250,28 @@ TEST(KdaPrefillGpu, SegmentsInputSets) {
   }
 }
 
+// What the CPU would need minutes for: the chunk forms against the token-by-token kernel, which the other tests hold to 1e-5.
+TEST(KdaPrefillGpu, LongPromptsAgainstTokenByToken) {
+  K3_NEEDS_GPU();
+  if (!hopper()) GTEST_SKIP() << "Hopper alone";
+  for (const bool keep : {false, true}) {
+    KdaCase c = lengths({5003, 3000, 801}, 3);
+    c.name = keep ? "long keep" : "long";
+    c.dim = 128;
+    if (keep) c.z_scale = 0, c.z_offset = -8;
+    KdaData data(c, 77);
+    round_inputs(data, false, false);
+    const std::vector<ExportAt> exports = {{0, 1003}, {1, 2999}, {0, 4096}};
+    const Run ref = on_gpu(data, {KdaPrefillForm::recurrent}, exports);
+    for (const Setup& setup : {Setup{KdaPrefillForm::fused}, Setup{KdaPrefillForm::fused, false, false, 0, 1}, Setup{KdaPrefillForm::segments, false, false, 640},
+                               Setup{KdaPrefillForm::segments, false, false, 1008, 3}}) {
+      const std::string what = fmt::format("{} form {} segment {} pairs {}", c.name, static_cast<int>(setup.form), setup.segment, setup.pairs);
+      const Worst worst = compare(on_gpu(data, setup, exports), ref, tolerance_of(c, setup), c.heads, what);
+      fmt::print("{:<44} out {:.2e} state {:.2e}\n", what, worst.out, worst.state);
+    }
+  }
+}
+
 TEST(KdaPrefillGpu, Bf16States) {
   K3_NEEDS_GPU();
   check(lengths({65, 3}, 3), {KdaPrefillForm::recurrent, true, true}, 5, {{0, 7}});

@@ -253,7 +253,7 @@ __device__ __forceinline__ void produce(const K3KdaPrefill& a, const PrefillMaps
       valid.pairs[h] = (column + 8 * h < count ? 0xFFFFU : 0U) | (column + 1 + 8 * h < count ? 0xFFFF0000U : 0U);
       valid.rows[h] = row + 8 * h < count ? 0xFFFFFFFFU : 0U;
     }
-    mbar_sleep(arrived + slot * 8, static_cast<uint32_t>(chunk / C::kOwn) & 1U);
+    mbar_wait(arrived + slot * 8, static_cast<uint32_t>(chunk / C::kOwn) & 1U);
     Products sum;
     Square square[2];
     open_square<C::kMaps>(lane_row, 0, c, s.bias[0][row], valid, square[0]);
