@@ -16,7 +16,7 @@ struct Tolerance {
   double out, state;
 };
 
-struct Run {
+struct Answer {
   std::vector<float> out;                  // [T, H, 128]
   std::vector<std::vector<float>> states;  // final, of each sequence
   std::vector<std::vector<float>> exports;
@@ -42,8 +42,8 @@ DeviceArray<uint16_t> strided(const std::vector<float>& x, int64_t width, int64_
   return DeviceArray<uint16_t>(all);
 }
 
-Run reference(KdaData& data, const std::vector<ExportAt>& exports) {
-  Run run;
+Answer reference(KdaData& data, const std::vector<ExportAt>& exports) {
+  Answer run;
   run.states = data.states;
   run.out.assign(data.v.size(), std::nanf(""));
   std::vector<void*> pointers;
@@ -67,7 +67,7 @@ struct Setup {
   int pairs = 0;
 };
 
-Run on_gpu(const KdaData& data, const Setup& setup, const std::vector<ExportAt>& exports) {
+Answer on_gpu(const KdaData& data, const Setup& setup, const std::vector<ExportAt>& exports) {
   const int64_t heads = data.shape.heads, width = heads * 128, rows = data.tokens();
   const auto sequences = static_cast<int64_t>(data.shape.lengths.size()), size = heads * 128 * 128;
   const int64_t joint = 3 * width + 64;  // q, k, v are columns of one matrix
@@ -114,7 +114,7 @@ Run on_gpu(const KdaData& data, const Setup& setup, const std::vector<ExportAt>&
   EXPECT_EQ(status.code, 0) << cudaGetErrorString(static_cast<cudaError_t>(status.code));
   gpu_sync();
 
-  Run run;
+  Answer run;
   const std::vector<float> padded = from_bf16(out.get()), pools = setup.state_bf16 ? from_bf16(states16.get()) : states32.get();
   run.intact = out.guards_intact() && states32.guards_intact() && states16.guards_intact() && workspace.guards_intact();
   run.others_untouched = true;
@@ -151,7 +151,7 @@ struct Worst {
   double out = 0, state = 0;
 };
 
-Worst compare(const Run& got, const Run& ref, Tolerance tolerance, int64_t heads, const std::string& what) {
+Worst compare(const Answer& got, const Answer& ref, Tolerance tolerance, int64_t heads, const std::string& what) {
   Worst worst;
   worst.out = norm_ratio(got.out, ref.out);
   EXPECT_LE(worst.out, tolerance.out) << what << " out: " << first_wrong(got.out, ref.out, heads);
@@ -184,7 +184,7 @@ Worst check(KdaCase c, const Setup& setup, uint64_t seed, const std::vector<Expo
   c.dim = 128;
   KdaData data(c, seed);
   round_inputs(data, setup.b_f32, setup.state_bf16);
-  const Run ref = reference(data, exports), got = on_gpu(data, setup, exports);
+  const Answer ref = reference(data, exports), got = on_gpu(data, setup, exports);
   const std::string what = fmt::format("{} form {} segment {} pairs {}", c.name, static_cast<int>(setup.form), setup.segment, setup.pairs);
   const Worst worst = compare(got, ref, tolerance_of(c, setup), c.heads, what);
   fmt::print("{:<44} out {:.2e} state {:.2e}\n", what, worst.out, worst.state);
@@ -262,7 +262,7 @@ TEST(KdaPrefillGpu, LongPromptsAgainstTokenByToken) {
     KdaData data(c, 77);
     round_inputs(data, false, false);
     const std::vector<ExportAt> exports = {{0, 1003}, {1, 2999}, {0, 4096}};
-    const Run ref = on_gpu(data, {KdaPrefillForm::recurrent}, exports);
+    const Answer ref = on_gpu(data, {KdaPrefillForm::recurrent}, exports);
     for (const Setup& setup : {Setup{KdaPrefillForm::fused}, Setup{KdaPrefillForm::fused, false, false, 0, 1}, Setup{KdaPrefillForm::segments, false, false, 640},
                                Setup{KdaPrefillForm::segments, false, false, 1008, 3}}) {
       const std::string what = fmt::format("{} form {} segment {} pairs {}", c.name, static_cast<int>(setup.form), setup.segment, setup.pairs);
