@@ -1,6 +1,7 @@
 #include "k3/ops/kda/cuda/kda_prefill_cuda.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "k3/base/check.h"
 
@@ -12,22 +13,28 @@ constexpr int64_t kChunk = 16, kMapBytes = int64_t{2} * 128 * 128 * 4;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Microseconds, of an H200; only their ratios matter.
-constexpr double kChunkUs = 0.65, kMapChunkUs = 0.50, kScanUs = 1.5, kStartUs = 5;
+// Microseconds, measured on an H200; only their ratios matter.
+constexpr double kChunkUs = 0.95, kPairChunkUs = 0.72, kMapChunkUs = 0.90, kStartUs = 12, kScanUs = 2;
 
-double fused_cost(const KdaPrefillShape& s, int64_t blocks) {
-  const double all = static_cast<double>(ceil_div(s.tokens, kChunk) * s.heads) / static_cast<double>(blocks);
-  return kStartUs + kChunkUs * std::max(all, static_cast<double>(ceil_div(s.longest, kChunk)));
+double fused_cost(const KdaPrefillShape& s, int64_t blocks, bool pairs) {
+  const double all = static_cast<double>(ceil_div(s.tokens, kChunk) * s.heads) / static_cast<double>(pairs ? blocks / 2 : blocks);
+  return kStartUs + (pairs ? kPairChunkUs : kChunkUs) * std::max(all, static_cast<double>(ceil_div(s.longest, kChunk)));
 }
 
-// Passes over blocks of work of `segment` tokens; the maps take two blocks a piece.
+// How often the device is filled: whole times when every block works equally long.
+double rounds(int64_t items, int64_t blocks, bool even) {
+  const double exact = static_cast<double>(items) / static_cast<double>(blocks);
+  return even ? std::ceil(exact) : std::max(1.0, exact + 0.25);
+}
+
+// Two passes over pieces of `segment` tokens, and the scan between them; the first takes two blocks a piece.
 double segments_cost(const KdaPrefillShape& s, int64_t blocks, int64_t segment) {
-  const int64_t pieces = s.tokens / segment + (s.tokens % segment != 0 ? 1 : 0) + (s.sequences - 1) / 2;
-  const int64_t chain = ceil_div(s.longest, segment);
+  const bool even = s.sequences == 1;
+  const int64_t pieces = ceil_div(s.tokens, segment) + (s.sequences - 1) / 2, chain = ceil_div(s.longest, segment);
+  const int64_t maps = std::max<int64_t>(0, 2 * (pieces - s.sequences) - (even ? 1 : 0)) * s.heads;
   const double chunks = static_cast<double>(segment / kChunk);
-  const int64_t maps = (2 * pieces - s.sequences) * s.heads;
-  return 3 * kStartUs + chunks * (kMapChunkUs * static_cast<double>(ceil_div(maps, blocks)) + kChunkUs * static_cast<double>(ceil_div(pieces * s.heads, blocks))) +
-         kScanUs * static_cast<double>(chain);
+  return 2.5 * kStartUs + kScanUs * static_cast<double>(chain) +
+         chunks * (kMapChunkUs * rounds(maps, blocks, even) + kChunkUs * rounds(pieces * s.heads, blocks, even));
 }
 
 }  // namespace
@@ -35,15 +42,16 @@ double segments_cost(const KdaPrefillShape& s, int64_t blocks, int64_t segment) 
 KdaPrefillPlan kda_prefill_plan(const KdaPrefillShape& s, const DeviceInfo& device, KdaPrefillForm form) {
   const bool fits = device.capability / 10 == 9 && s.lower_bound && *s.lower_bound >= kFusedBound && *s.lower_bound < 0;
   if (!fits || form == KdaPrefillForm::recurrent) return {};
-  const int64_t blocks = std::max(1, device.sm_count);
-  KdaPrefillPlan best{KdaPrefillForm::fused, 0};
+  const int64_t blocks = std::max(2, device.sm_count);
+  const bool pairs = fused_cost(s, blocks, true) < fused_cost(s, blocks, false);
+  KdaPrefillPlan best{KdaPrefillForm::fused, 0, pairs ? 1 : 0};
   if (form == KdaPrefillForm::fused || s.tokens == 0) return best;
-  double cost = form == KdaPrefillForm::segments ? 1e30 : fused_cost(s, blocks);
+  double cost = form == KdaPrefillForm::segments ? 1e30 : fused_cost(s, blocks, pairs);
   for (int64_t pieces = 2; pieces <= 24; ++pieces) {
     const int64_t segment = std::max(kChunk, ceil_div(ceil_div(s.longest, pieces), kChunk) * kChunk);
     if (segment >= s.longest && form != KdaPrefillForm::segments) break;
     const double c = segments_cost(s, blocks, segment);
-    if (c < cost) cost = c, best = {KdaPrefillForm::segments, segment};
+    if (c < cost) cost = c, best = {KdaPrefillForm::segments, segment, 0};
   }
   return best;
 }

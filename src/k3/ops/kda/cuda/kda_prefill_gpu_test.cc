@@ -16,7 +16,7 @@ struct Tolerance {
   double out, state;
 };
 
-struct Run {
+struct Answer {
   std::vector<float> out;                  // [T, H, 128]
   std::vector<std::vector<float>> states;  // final, of each sequence
   std::vector<std::vector<float>> exports;
@@ -42,8 +42,8 @@ DeviceArray<uint16_t> strided(const std::vector<float>& x, int64_t width, int64_
   return DeviceArray<uint16_t>(all);
 }
 
-Run reference(KdaData& data, const std::vector<ExportAt>& exports) {
-  Run run;
+Answer reference(KdaData& data, const std::vector<ExportAt>& exports) {
+  Answer run;
   run.states = data.states;
   run.out.assign(data.v.size(), std::nanf(""));
   std::vector<void*> pointers;
@@ -60,14 +60,14 @@ Run reference(KdaData& data, const std::vector<ExportAt>& exports) {
   return run;
 }
 
-struct Setup {
+struct Way {
   KdaPrefillForm form = KdaPrefillForm::fused;
   bool b_f32 = false, state_bf16 = false;
   int64_t segment = 0;  // form segments: tokens
   int pairs = 0;
 };
 
-Run on_gpu(const KdaData& data, const Setup& setup, const std::vector<ExportAt>& exports) {
+Answer on_gpu(const KdaData& data, const Way& way, const std::vector<ExportAt>& exports) {
   const int64_t heads = data.shape.heads, width = heads * 128, rows = data.tokens();
   const auto sequences = static_cast<int64_t>(data.shape.lengths.size()), size = heads * 128 * 128;
   const int64_t joint = 3 * width + 64;  // q, k, v are columns of one matrix
@@ -90,8 +90,8 @@ Run on_gpu(const KdaData& data, const Setup& setup, const std::vector<ExportAt>&
   const int64_t slot_stride = size + 256;
   std::vector<float> states(static_cast<size_t>(pool * slot_stride), 7.0F);
   for (size_t s = 0; s < slots.size(); ++s) std::copy(data.states[s].begin(), data.states[s].end(), states.begin() + slots[s] * slot_stride);
-  const DeviceArray<float> states32(setup.state_bf16 ? std::vector<float>(1) : states);
-  const DeviceArray<uint16_t> states16(setup.state_bf16 ? to_bf16(states) : std::vector<uint16_t>(1));
+  const DeviceArray<float> states32(way.state_bf16 ? std::vector<float>(1) : states);
+  const DeviceArray<uint16_t> states16(way.state_bf16 ? to_bf16(states) : std::vector<uint16_t>(1));
   const DeviceArray<int32_t> offsets_d(offsets), slots_d(slots);
   const DeviceArray<K3KdaExport> exports_d(list);
 
@@ -100,22 +100,22 @@ Run on_gpu(const KdaData& data, const Setup& setup, const std::vector<ExportAt>&
   a.longest = std::max<int64_t>(1, *std::max_element(data.shape.lengths.begin(), data.shape.lengths.end()));
   a.q = projected.data(), a.k = projected.data() + width, a.v = projected.data() + 2 * width, a.z = z.data() + 128;
   a.q_stride = a.k_stride = a.v_stride = joint, a.z_stride = width + 128;
-  a.b = setup.b_f32 ? static_cast<const void*>(b32.data()) : b16.data(), a.b_stride = heads, a.b_f32 = setup.b_f32 ? 1 : 0;
+  a.b = way.b_f32 ? static_cast<const void*>(b32.data()) : b16.data(), a.b_stride = heads, a.b_f32 = way.b_f32 ? 1 : 0;
   a.bounded = data.shape.lower_bound ? 1 : 0, a.lower_bound = data.shape.lower_bound.value_or(0);
-  a.state_bf16 = setup.state_bf16 ? 1 : 0, a.a_log = a_log.data(), a.dt_bias = dt_bias.data(), a.offsets = offsets_d.data();
-  a.states = setup.state_bf16 ? static_cast<void*>(states16.data()) : states32.data(), a.slot_stride = slot_stride;
+  a.state_bf16 = way.state_bf16 ? 1 : 0, a.a_log = a_log.data(), a.dt_bias = dt_bias.data(), a.offsets = offsets_d.data();
+  a.states = way.state_bf16 ? static_cast<void*>(states16.data()) : states32.data(), a.slot_stride = slot_stride;
   a.from = slots_d.data(), a.exports = exports_d.data(), a.export_count = static_cast<int64_t>(list.size());
   a.out = out.data(), a.out_stride = width + 8;
   KdaPrefillShape shape{rows, heads, sequences, a.longest, data.shape.lower_bound};
-  KdaPrefillPlan plan{setup.form, setup.segment, setup.pairs};
+  KdaPrefillPlan plan{way.form, way.segment, way.pairs};
   const DeviceArray<float> workspace(std::max<int64_t>(1, kda_prefill_workspace_bytes(shape, plan) / 4));
   a.workspace = workspace.data();
   const CudaStatus status = kda_prefill_cuda(a, plan, nullptr);
   EXPECT_EQ(status.code, 0) << cudaGetErrorString(static_cast<cudaError_t>(status.code));
   gpu_sync();
 
-  Run run;
-  const std::vector<float> padded = from_bf16(out.get()), pools = setup.state_bf16 ? from_bf16(states16.get()) : states32.get();
+  Answer run;
+  const std::vector<float> padded = from_bf16(out.get()), pools = way.state_bf16 ? from_bf16(states16.get()) : states32.get();
   run.intact = out.guards_intact() && states32.guards_intact() && states16.guards_intact() && workspace.guards_intact();
   run.others_untouched = true;
   for (int64_t r = 0; r < rows; ++r) {
@@ -151,7 +151,7 @@ struct Worst {
   double out = 0, state = 0;
 };
 
-Worst compare(const Run& got, const Run& ref, Tolerance tolerance, int64_t heads, const std::string& what) {
+Worst compare(const Answer& got, const Answer& ref, Tolerance tolerance, int64_t heads, const std::string& what) {
   Worst worst;
   worst.out = norm_ratio(got.out, ref.out);
   EXPECT_LE(worst.out, tolerance.out) << what << " out: " << first_wrong(got.out, ref.out, heads);
@@ -170,8 +170,8 @@ Worst compare(const Run& got, const Run& ref, Tolerance tolerance, int64_t heads
   return worst;
 }
 
-Tolerance tolerance_of(const KdaCase& c, const Setup& setup) {
-  if (setup.form == KdaPrefillForm::recurrent) return {3e-3, setup.state_bf16 ? 3e-3 : 1e-5};
+Tolerance tolerance_of(const KdaCase& c, const Way& way) {
+  if (way.form == KdaPrefillForm::recurrent) return {3e-3, way.state_bf16 ? 3e-3 : 1e-5};
   const auto longest = static_cast<double>(*std::max_element(c.lengths.begin(), c.lengths.end()));
   // One key again and again, beta 1: the state is one value, and every token leaves behind the BF16 rounding of its key, 2^-9, twice
   // a token's share of it, in directions that no later token reads.
@@ -180,13 +180,13 @@ Tolerance tolerance_of(const KdaCase& c, const Setup& setup) {
   return {6e-3, 5e-3};
 }
 
-Worst check(KdaCase c, const Setup& setup, uint64_t seed, const std::vector<ExportAt>& exports = {}) {
+Worst check(KdaCase c, const Way& way, uint64_t seed, const std::vector<ExportAt>& exports = {}) {
   c.dim = 128;
   KdaData data(c, seed);
-  round_inputs(data, setup.b_f32, setup.state_bf16);
-  const Run ref = reference(data, exports), got = on_gpu(data, setup, exports);
-  const std::string what = fmt::format("{} form {} segment {} pairs {}", c.name, static_cast<int>(setup.form), setup.segment, setup.pairs);
-  const Worst worst = compare(got, ref, tolerance_of(c, setup), c.heads, what);
+  round_inputs(data, way.b_f32, way.state_bf16);
+  const Answer ref = reference(data, exports), got = on_gpu(data, way, exports);
+  const std::string what = fmt::format("{} form {} segment {} pairs {}", c.name, static_cast<int>(way.form), way.segment, way.pairs);
+  const Worst worst = compare(got, ref, tolerance_of(c, way), c.heads, what);
   fmt::print("{:<44} out {:.2e} state {:.2e}\n", what, worst.out, worst.state);
   return worst;
 }
@@ -247,6 +247,28 @@ TEST(KdaPrefillGpu, SegmentsInputSets) {
   if (!hopper()) GTEST_SKIP() << "Hopper alone";
   for (const KdaCase& c : kda_input_sets(1, 128, {200, 90})) {
     if (c.lower_bound) check(c, {KdaPrefillForm::segments, false, false, 48}, 31);
+  }
+}
+
+// What the CPU would need minutes for: the chunk forms against the token-by-token kernel, which the other tests hold to 1e-5.
+TEST(KdaPrefillGpu, LongPromptsAgainstTokenByToken) {
+  K3_NEEDS_GPU();
+  if (!hopper()) GTEST_SKIP() << "Hopper alone";
+  for (const bool keep : {false, true}) {
+    KdaCase c = lengths({5003, 3000, 801}, 3);
+    c.name = keep ? "long keep" : "long";
+    c.dim = 128;
+    if (keep) c.z_scale = 0, c.z_offset = -8;
+    KdaData data(c, 77);
+    round_inputs(data, false, false);
+    const std::vector<ExportAt> exports = {{0, 1003}, {1, 2999}, {0, 4096}};
+    const Answer ref = on_gpu(data, {KdaPrefillForm::recurrent}, exports);
+    for (const Way& way : {Way{KdaPrefillForm::fused}, Way{KdaPrefillForm::fused, false, false, 0, 1}, Way{KdaPrefillForm::segments, false, false, 640},
+                               Way{KdaPrefillForm::segments, false, false, 1008, 3}}) {
+      const std::string what = fmt::format("{} form {} segment {} pairs {}", c.name, static_cast<int>(way.form), way.segment, way.pairs);
+      const Worst worst = compare(on_gpu(data, way, exports), ref, tolerance_of(c, way), c.heads, what);
+      fmt::print("{:<44} out {:.2e} state {:.2e}\n", what, worst.out, worst.state);
+    }
   }
 }
 

@@ -193,21 +193,25 @@ __device__ __forceinline__ void finish(uint32_t lane_row, uint32_t buffer, const
     }
   }
 #pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    const uint32_t at = square_at(lane_row, j, kStepZQ) + kAtZ;
-    uint32_t kp[4];
-    ldmatrix_x4_trans(kp, at);
-    float d[2][4] = {};
-    mma16(d[0], w[0], w[1], w[2], w[3], kp[0], kp[1]);
-    mma16(d[1], w[0], w[1], w[2], w[3], kp[2], kp[3]);
-    const uint32_t out[4] = {pack_bf16(d[0][0], d[0][1]), pack_bf16(d[0][2], d[0][3]), pack_bf16(d[1][0], d[1][1]), pack_bf16(d[1][2], d[1][3])};
-    stmatrix_x4(at, out);
+  for (int half = 0; half < 2; ++half) {  // loads before stores: nothing else may pass between them
+    uint32_t kp[4][4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) ldmatrix_x4_trans(kp[j], square_at(lane_row, 4 * half + j, kStepZQ) + kAtZ);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      float d[2][4] = {};
+      mma16(d[0], w[0], w[1], w[2], w[3], kp[j][0], kp[j][1]);
+      mma16(d[1], w[0], w[1], w[2], w[3], kp[j][2], kp[j][3]);
+      const uint32_t out[4] = {pack_bf16(d[0][0], d[0][1]), pack_bf16(d[0][2], d[0][3]), pack_bf16(d[1][0], d[1][1]), pack_bf16(d[1][2], d[1][3])};
+      stmatrix_x4(square_at(lane_row, 4 * half + j, kStepZQ) + kAtZ, out);
+    }
   }
 }
 
-// Of the chunks made in this block, index, index + kProducers, ...; rows are loaded for the kAhead-th after each.
+// Of the chunks made in this block, index, index + kProducers, ...; rows are loaded for the kAhead-th after each (early: those of the
+// first kAhead have been asked for).
 template <class C>
-__device__ __forceinline__ void produce(const K3KdaPrefill& a, const PrefillMaps& maps, const Piece& piece, PrefillShared& s, int index) {
+__device__ __forceinline__ void produce(const K3KdaPrefill& a, const PrefillMaps& maps, const Piece& piece, PrefillShared& s, int index, bool early) {
   if (index >= C::kProducers) return;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   Walk walk{piece.begin}, ahead{piece.begin};
@@ -215,16 +219,16 @@ __device__ __forceinline__ void produce(const K3KdaPrefill& a, const PrefillMaps
   const uint32_t lane_at = tile_lane(), buffers = shared_address(s.buffers);
   const uint32_t arrived = shared_address(s.raw), full = shared_address(s.full), empty = shared_address(s.empty);
   const auto free = [&](int chunk) {  // every consumer is done with it
-    mbar_wait(empty + static_cast<uint32_t>(chunk % C::kOwn * 8), static_cast<uint32_t>(chunk / C::kOwn) & 1U);
+    mbar_sleep(empty + static_cast<uint32_t>(chunk % C::kOwn * 8), static_cast<uint32_t>(chunk / C::kOwn) & 1U);
   };
   const auto load = [&](int chunk) {
     if (lane != 0) return;
     if (chunk >= C::kOwn) free(chunk - C::kOwn);
     const uint32_t slot = static_cast<uint32_t>(chunk % C::kOwn);
-    load_rows<C::kMaps>(maps, piece.head, !C::kMaps || C::kPair || piece.rank == 0, static_cast<int>(piece.first) + ahead.at, buffers + slot * kBufferBytes,
+    load_rows<C::kMaps>(maps, piece.head, C::kNeedsValues || piece.rank == 0, static_cast<int>(piece.first) + ahead.at, buffers + slot * kBufferBytes,
                         arrived + slot * 8);
   };
-  if (index < C::kAhead && walk.at < piece.end) {
+  if (!early && index < C::kAhead && walk.at < piece.end) {
     ahead = walk;
     load(index);
   }

@@ -63,22 +63,16 @@ __device__ __forceinline__ void load_state(const K3KdaPrefill& a, const Piece& p
   }
 }
 
-// This warp's 16 values of the chunk's tokens, through shared memory so that whole sectors are written. out: 4 (token / 8) + 2 half + c.
-// to: of this lane, token lane % 16 and values 8 (lane / 16).
-__device__ __forceinline__ void store_out(__nv_bfloat16* to, const float* out, uint32_t scale_at, int count, uint32_t staging) {
+// This warp's 16 values of the chunk's tokens, turned in shared memory so that whole sectors are written: 16 bytes of token lane % 16,
+// values 8 (lane / 16). out: 4 (token / 8) + 2 half + c.
+__device__ __forceinline__ void turn_out(const float* out, const float (&scale)[4], uint32_t staging, uint32_t (&o)[4]) {
   const uint32_t lane = threadIdx.x % 32;
-  float scale[4];
-  load_shared(scale, scale_at);
-  uint32_t o[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) o[i] = pack_bf16(out[2 * i] * scale[2 * (i / 2)], out[2 * i + 1] * scale[2 * (i / 2) + 1]);
   __syncwarp();  // the last chunk's rows have been read
   stmatrix_x4_trans(staging + lane * 16, o);
   __syncwarp();
-  if (static_cast<int>(lane & 15) < count) {
-    load_shared(o, staging + (((lane & 8) >> 2) + (lane >> 4)) * 128 + (lane & 7) * 16);
-    *reinterpret_cast<uint4*>(to) = {o[0], o[1], o[2], o[3]};
-  }
+  load_shared(o, staging + (((lane & 8) >> 2) + (lane >> 4)) * 128 + (lane & 7) * 16);
 }
 
 template <class C>
@@ -106,13 +100,20 @@ __device__ __forceinline__ void consume(const K3KdaPrefill& a, const Piece& piec
     const uint64_t keys = make_desc(buffer + kAtK, 2048, 1024, Swizzle::bytes_128);
     uint32_t x[8][4], v[4] = {}, u[4];
     float d[kRows / 2];  // r u, then S Q: 4 (token / 8) + 2 half + c
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
+    const auto pack_state = [&](int j) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) x[j][i] = pack_bf16(state[8 * j + 2 * i], state[8 * j + 2 * i + 1]);
-    }
+    };
+    const auto step = [&](int j) { Wgmma<kRows>::rs(d, x[j], rows + static_cast<uint64_t>(j / 4 * (kStepZQ / 16) + j % 4 * 2), j > 0); };
+#pragma unroll
+    for (int j = 0; j < 4; ++j) pack_state(j);
     mbar_wait(shared_address(&s.full[slot]), parity);
+    wgmma_fence();
+#pragma unroll
+    for (int j = 0; j < 4; ++j) step(j);
     if (!kMaps || piece.rank == 0) ldmatrix_x4_trans(v, buffer + values);
+#pragma unroll
+    for (int j = 4; j < 8; ++j) pack_state(j);
     if (count < kChunk) {  // rows of another sequence
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -121,9 +122,9 @@ __device__ __forceinline__ void consume(const K3KdaPrefill& a, const Piece& piec
       }
     }
     wgmma_fence();
-    Wgmma<kRows>::rs(d, v, t, false);
 #pragma unroll
-    for (int j = 0; j < 8; ++j) Wgmma<kRows>::rs(d, x[j], rows + static_cast<uint64_t>(j / 4 * (kStepZQ / 16) + j % 4 * 2), true);
+    for (int j = 4; j < 8; ++j) step(j);
+    Wgmma<kRows>::rs(d, v, t, true);
     wgmma_commit();
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
@@ -132,6 +133,8 @@ __device__ __forceinline__ void consume(const K3KdaPrefill& a, const Piece& piec
 #pragma unroll
       for (int i = 0; i < 8; ++i) state[8 * j + i] *= decay[i / 4 * 2 + (i & 1)];
     }
+    float scale[4];
+    if constexpr (!kMaps) load_shared(scale, buffer + kAtScale + (lane & 3) * 16);
     wgmma_wait<0>();
 #pragma unroll
     for (int i = 0; i < 4; ++i) u[i] = pack_bf16(d[2 * i], d[2 * i + 1]);
@@ -142,10 +145,10 @@ __device__ __forceinline__ void consume(const K3KdaPrefill& a, const Piece& piec
     }
     Wgmma<128>::template rs<1>(state, u, keys, true);
     wgmma_commit();
+    uint32_t turned[4];
     if constexpr (!kMaps) {
       wgmma_wait<1>();
-      store_out(out, d + 8, buffer + kAtScale + (lane & 3) * 16, count, staging);
-      out += count * a.out_stride;
+      turn_out(d + 8, scale, staging, turned);
     }
     wgmma_wait<0>();
     if (lane == 0) {
@@ -153,19 +156,24 @@ __device__ __forceinline__ void consume(const K3KdaPrefill& a, const Piece& piec
       if (own) {
         mbar_arrive(empty);
       } else {
-        mbar_arrive_cluster(empty, static_cast<uint32_t>(1 - piece.rank));
+        mbar_arrive_there(cluster_map(empty, static_cast<uint32_t>(1 - piece.rank)));
       }
+    }
+    if constexpr (!kMaps) {
+      if (static_cast<int>(lane & 15) < count) *reinterpret_cast<uint4*>(out) = {turned[0], turned[1], turned[2], turned[3]};
+      out += count * a.out_stride;
     }
     walk.at += count;
     if (!uncut) {
       while (walk.cut < s.cuts.count && s.cuts.tokens[walk.cut] <= walk.at) ++walk.cut;
-      for (int i = cut; i < walk.cut; ++i) store_slot(a, state, s.cuts.slots[i], piece.head, warp);
+      for (int i = cut; i < walk.cut; ++i) store_slot(a, state, s.cuts.slots[i], s.piece.head, warp);
     }
   }
+  const Piece& done = s.piece;
   if constexpr (kMaps) {
-    store_rows(state, map_of(a, piece.index, piece.head, piece.rank), warp);
-  } else if (piece.end == piece.length) {
-    store_slot(a, state, a.to[piece.sequence], piece.head, warp);
+    store_rows(state, map_of(a, done.index, done.head, done.rank), warp);
+  } else if (done.end == done.length) {
+    store_slot(a, state, a.to[done.sequence], done.head, warp);
   }
 }
 
@@ -217,10 +225,24 @@ __global__ void __launch_bounds__(C::kThreads, 1) fused(const __grid_constant__ 
   Piece piece;
   if (!find_piece<C>(a, s, piece)) return;
   const int thread = static_cast<int>(threadIdx.x), warp = __shfl_sync(0xFFFFFFFFU, thread / 32, 0);
-  if (thread < kBuffers) {
-    mbar_init(shared_address(&s.raw[thread]), 1), mbar_init(shared_address(&s.full[thread]), 1);
+  // The first rows are asked for before anything else; where they are depends on the exports alone.
+  const bool early = a.export_count == 0 || C::kMaps;
+  if (thread == 32 * C::kConsumers) {
+    for (int i = 0; i < C::kAhead; ++i) mbar_init(shared_address(&s.raw[i]), 1);
+    mbar_init_fence();
+    for (int i = 0; i < C::kAhead; ++i) {
+      const int at = piece.begin + kChunk * (C::kEvery * i + (C::kPair ? piece.rank : 0));
+      if (early && at < piece.end) {
+        load_rows<C::kMaps>(maps, piece.head, C::kNeedsValues || piece.rank == 0, static_cast<int>(piece.first) + at, shared_address(s.buffers[i]),
+                            shared_address(&s.raw[i]));
+      }
+    }
+  } else if (thread < kBuffers) {
+    if (thread >= C::kAhead) mbar_init(shared_address(&s.raw[thread]), 1);
+    mbar_init(shared_address(&s.full[thread]), 1);
     mbar_init(shared_address(&s.empty[thread]), C::kConsumers * C::kEvery);
   }
+  if (thread == 0) s.piece = piece;
   if (thread < 64) {
     const float rate = -__expf(a.a_log[piece.head]) * 1.4426950408889634F;
     const float* bias = a.dt_bias + piece.head * kDim + thread / 8 * 16 + thread % 8;
@@ -244,7 +266,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) fused(const __grid_constant__ 
     consume<C>(a, piece, s, warp);
   } else {
     if constexpr (C::kMoveRegisters) fewer_registers<C::kProducerRegisters>();
-    produce<C>(a, maps, piece, s, warp - C::kConsumers);
+    produce<C>(a, maps, piece, s, warp - C::kConsumers, early);
   }
   if constexpr (C::kPair) {
     __syncwarp();

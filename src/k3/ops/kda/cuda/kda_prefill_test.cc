@@ -25,6 +25,10 @@ TEST(KdaPrefillPlan, FewHeadsAndLongPromptsAreCut) {
     EXPECT_GE((tokens + plan.segment - 1) / plan.segment, 3);
     EXPECT_EQ(kda_prefill_plan({tokens, 96, 1, tokens}, kH200).form, KdaPrefillForm::fused) << tokens;
   }
+  const KdaPrefillPlan brief = kda_prefill_plan({1024, 12, 1, 1024}, kH200);
+  EXPECT_EQ(brief.form, KdaPrefillForm::fused);
+  EXPECT_EQ(brief.pairs, 1);  // 24 of 132 multiprocessors
+  EXPECT_EQ(kda_prefill_plan({1024, 96, 1, 1024}, kH200).pairs, 0);
   EXPECT_EQ(kda_prefill_plan({1, 12, 1, 1}, kH200).form, KdaPrefillForm::fused);
   EXPECT_EQ(kda_prefill_plan({32768, 12, 64, 512}, kH200).form, KdaPrefillForm::fused);  // many sequences fill the device
 }

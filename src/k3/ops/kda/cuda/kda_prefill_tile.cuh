@@ -26,6 +26,7 @@ struct Config {
   static constexpr int kOwn = kPair ? 7 : kBuffers, kReceived = kBuffers - kOwn;  // buffers of chunks made here and there
   static constexpr int kEvery = kPair ? 2 : 1;
   static constexpr int kAhead = kPair ? 1 : 3;  // a producer that begins a chunk has the rows of the kAhead-th after it loaded
+  static constexpr bool kNeedsValues = !kMaps || kPair;  // else only where the state is
   // Registers move from the producers to the consumers where the even share is too small for these.
   static constexpr bool kMoveRegisters = kThreads == 512;
   static constexpr int kProducerRegisters = 104, kConsumerRegisters = 152;
@@ -44,6 +45,14 @@ constexpr int kBufferBytes = 19 * 1024;
 constexpr int kSentBytes = kAtScale + 64;
 static_assert(kSentBytes <= kBufferBytes && kSentBytes % 16 == 0);
 
+// The tokens of one sequence that a block works on.
+struct Piece {
+  int sequence, head, begin, end, length;  // begin, end: inside the sequence of `length`
+  int64_t first;                           // row of the sequence's first token
+  int index;                               // of the piece among all (segments)
+  int rank;                                // of the block in its pair; maps: 0 the state's, 1 the transition's
+};
+
 struct PrefillShared {
   alignas(1024) unsigned char buffers[kBuffers][kBufferBytes];
   alignas(128) unsigned char out[8][512];
@@ -51,14 +60,7 @@ struct PrefillShared {
   unsigned long long raw[kBuffers], full[kBuffers], empty[kBuffers];
   KdaCuts cuts;
   int sequence;
-};
-
-// The tokens of one sequence that a block works on.
-struct Piece {
-  int sequence, head, begin, end, length;  // begin, end: inside the sequence of `length`
-  int64_t first;                           // row of the sequence's first token
-  int index;                               // of the piece among all (segments)
-  int rank;                                // of the block in its pair; maps: 0 the state's, 1 the transition's
+  Piece piece;  // what is wanted of it after the last chunk need not stay in registers
 };
 
 // Position of the chunk in hand; chunks end at multiples of 16 after the last cut.
@@ -107,9 +109,21 @@ __device__ __forceinline__ void mma16_half(float (&d)[4], const uint32_t (&a)[4]
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-// An arrival, with bytes announced, at a barrier of the other block of the pair, and a copy of shared memory to there.
+// As mbar_wait, asleep in between: a spinning warp takes issue slots from those it waits for.
+__device__ __forceinline__ void mbar_sleep(uint32_t bar, uint32_t parity) {
+  asm volatile(
+      "{\n.reg .pred done;\nk3_wait:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1, %2;\n@done bra k3_done;\n"
+      "bra k3_wait;\nk3_done:\n}\n" ::"r"(bar),
+      "r"(parity), "r"(10'000'000)
+      : "memory");
+}
+// Arrivals at a barrier of the other block of the pair, one with bytes announced, and a copy of shared memory to there. Relaxed: what is
+// sent comes with the copy, and a consumer only says that it has read; a release would wait for its outputs to reach memory.
+__device__ __forceinline__ void mbar_arrive_there(uint32_t bar) {
+  asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];\n" ::"r"(bar) : "memory");
+}
 __device__ __forceinline__ void mbar_expect_there(uint32_t bar, uint32_t bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.release.cluster.shared::cluster.b64 _, [%0], %1;\n" ::"r"(bar), "r"(bytes) : "memory");
+  asm volatile("mbarrier.arrive.expect_tx.relaxed.cluster.shared::cluster.b64 _, [%0], %1;\n" ::"r"(bar), "r"(bytes) : "memory");
 }
 __device__ __forceinline__ void bulk_send(uint32_t to, uint32_t from, uint32_t bytes, uint32_t bar) {
   asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::"r"(to), "r"(from), "r"(bytes), "r"(bar)
