@@ -135,6 +135,25 @@ const BenchRegistration kGemm("gemm", [](Bench& bench) {
               },
               run.copies());
   });
+  each(bench, "gemm_sweep", {1, 8, 16, 32, 64}, [&](Run& run, int64_t t) {
+    for (const int row_tiles : {1, 2, 4}) {
+      for (const int k_warps : {8, 4, 2, 1}) {
+        for (const int cluster : {1, 2, 4, 8}) {
+          const int token_tiles = t <= 8 ? 1 : t <= 16 ? 2 : t <= 32 ? 4 : 8;
+          if (token_tiles == 8 && row_tiles == 1) continue;
+          if (cluster * k_warps * 32 * 2 > run.in()) continue;
+          const int64_t wave = 132 * 8 / k_warps / cluster, least = (run.rows() + 16 * row_tiles - 1) / (16 * row_tiles);
+          if (least * k_warps * cluster < 8 * 100 && run.rows() > 2000) continue;
+          if (cluster > 1 && least * k_warps * cluster > 8 * 132 * 3) continue;
+          const int64_t tiles = std::min(run.rows(), cluster > 1 ? least : least > 8 * wave ? least : (least + wave - 1) / wave * wave);
+          const RowsConfig config{tiles, row_tiles, token_tiles, k_warps, cluster};
+          bench.run(run.line("gemm_sweep", fmt::format("{} x {} w {} c {}", config.tiles, row_tiles, config.k_warps, config.cluster)),
+                    [&](cudaStream_t stream, int i) { gpu_check(gemm_stream_cuda(run.args(i, true), config, stream).code, "few tokens"); },
+                    run.copies());
+        }
+      }
+    }
+  });
   for (const std::string kernel : {"gemm_rows", "gemm_stream"}) {
     each(bench, kernel, {1, 4, 8, 16, 32, 64}, [&](Run& run, int64_t t) {
       for (const int row_tiles : {1, 2, 4}) {
