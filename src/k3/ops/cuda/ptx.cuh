@@ -21,10 +21,6 @@ __device__ __forceinline__ void cp_async(uint32_t to, const void* from, bool tak
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;\n" ::"r"(to), "l"(from), "n"(kBytes), "r"(bytes) : "memory");
   }
 }
-// 16 bytes through L1, for what other warps of the block read, too.
-__device__ __forceinline__ void cp_async_l1(uint32_t to, const void* from, bool take = true) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from), "r"(take ? 16 : 0) : "memory");
-}
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
 template <int kLeft>
 __device__ __forceinline__ void cp_async_wait() {

@@ -8,24 +8,13 @@
 #include "k3/ops/cuda/launch.cuh"
 #include "k3/ops/gemm/cuda/gemm_tile.cuh"
 
-#include <cstdlib>
-
 namespace k3::ops::cuda {
 namespace {
 
 constexpr int kThreads = 32 * kGemmWarps;
 constexpr int slot_bytes(int row_tiles, int token_tiles) { return (2 * row_tiles + token_tiles) * 512; }
 
-template <bool kL1>
-__device__ __forceinline__ void cp_x(uint32_t to, const void* from, bool take) {
-  if constexpr (kL1) {
-    cp_async_l1(to, from, take);
-  } else {
-    cp_async<16>(to, from, take);
-  }
-}
-
-template <int kRowTiles, int kTokenTiles, int kDepth, int kBlocks, bool kL1>
+template <int kRowTiles, int kTokenTiles, int kDepth, int kBlocks>
 __global__ void __launch_bounds__(kThreads, kBlocks) stream_kernel(const __grid_constant__ Rows p) {
   constexpr int kSlot = slot_bytes(kRowTiles, kTokenTiles), kHalves = 2 * kRowTiles;
   static_assert(kDepth * kSlot >= 8 * kTokenTiles * sum_pitch(kRowTiles) * 4);
@@ -71,7 +60,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) stream_kernel(const __grid_
   for (int i = 0; i < kDepth; ++i) {
 #pragma unroll
     for (int j = 0; j < kTokenTiles; ++j) {
-      cp_x<kL1>(begin + i * kSlot + 512 * (kHalves + j), x[j], is_token[j] && i < mine);
+      cp_async<16>(begin + i * kSlot + 512 * (kHalves + j), x[j], is_token[j] && i < mine);
       x[j] += stride;
     }
     cp_async_commit();
@@ -101,7 +90,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) stream_kernel(const __grid_
     }
 #pragma unroll
     for (int j = 0; j < kTokenTiles; ++j) {
-      cp_x<kL1>(slot + 512 * (kHalves + j), x[j], is_token[j] && more);
+      cp_async<16>(slot + 512 * (kHalves + j), x[j], is_token[j] && more);
       x[j] += stride;
     }
     cp_async_commit();
@@ -114,10 +103,9 @@ __global__ void __launch_bounds__(kThreads, kBlocks) stream_kernel(const __grid_
 
 template <int kRowTiles, int kTokenTiles, int kDepth, int kBlocks>
 int go(const Rows& rows, bool dependent, cudaStream_t stream) {
-  static const int l1 = getenv("K3_GEMM_L1") ? atoi(getenv("K3_GEMM_L1")) : 0;
   const int tiles_per_block = kGemmWarps >> rows.k_warps_log2;
   const int64_t blocks = static_cast<int64_t>((rows.tiles + tiles_per_block - 1) / tiles_per_block) * rows.token_groups << rows.cluster_log2;
-  return launch(l1 ? stream_kernel<kRowTiles, kTokenTiles, kDepth, kBlocks, true> : stream_kernel<kRowTiles, kTokenTiles, kDepth, kBlocks, false>,
+  return launch(stream_kernel<kRowTiles, kTokenTiles, kDepth, kBlocks>,
                 LaunchOptions{.grid = dim3(static_cast<unsigned>(blocks)),
                               .block = dim3(kThreads),
                               .shared_bytes = kGemmWarps * kDepth * slot_bytes(kRowTiles, kTokenTiles),
@@ -129,19 +117,15 @@ int go(const Rows& rows, bool dependent, cudaStream_t stream) {
 }  // namespace
 
 int gemm_stream_launch(const Rows& rows, int row_tiles, int token_tiles, bool dependent, cudaStream_t stream) {
-  const int v = getenv("K3_GEMM_VARIANT") ? atoi(getenv("K3_GEMM_VARIANT")) : 0;
-  switch (row_tiles * 10 + token_tiles) {  // as many steps ahead as let two or three blocks share a multiprocessor
+  switch (row_tiles * 10 + token_tiles) {  // as many steps ahead as let two or three blocks share a multiprocessor; one, where it is slower
     case 11: return go<1, 1, 6, 3>(rows, dependent, stream);
     case 12: return go<1, 2, 6, 2>(rows, dependent, stream);
     case 14: return go<1, 4, 4, 2>(rows, dependent, stream);
     case 21: return go<2, 1, 5, 2>(rows, dependent, stream);
-    case 22: return v == 1 ? go<2, 2, 8, 1>(rows, dependent, stream) : go<2, 2, 4, 2>(rows, dependent, stream);
-    case 24: return v == 1 ? go<2, 4, 6, 1>(rows, dependent, stream) : go<2, 4, 3, 2>(rows, dependent, stream);
-    case 28: return v == 1 ? go<2, 8, 4, 1>(rows, dependent, stream) : go<2, 8, 2, 2>(rows, dependent, stream);
-    case 41: return go<4, 1, 3, 2>(rows, dependent, stream);
-    case 42: return v == 1 ? go<4, 2, 5, 1>(rows, dependent, stream) : go<4, 2, 2, 2>(rows, dependent, stream);
+    case 22: return go<2, 2, 4, 2>(rows, dependent, stream);
+    case 24: return go<2, 4, 3, 2>(rows, dependent, stream);
+    case 42: return go<4, 2, 5, 1>(rows, dependent, stream);
     case 44: return go<4, 4, 4, 1>(rows, dependent, stream);
-    case 48: return go<4, 8, 3, 1>(rows, dependent, stream);
   }
   return static_cast<int>(cudaErrorInvalidValue);
 }
