@@ -16,18 +16,19 @@ namespace k3::ops::cuda {
 
 inline constexpr int kGemmRowTile = 16, kGemmKStep = 32, kGemmWarps = 8;
 
-// stream: BF16, few tokens, at the speed of memory; rows: any weights, read once for each 32 tokens; library: cuBLASLt.
+// stream: BF16, few tokens, at the speed of memory; rows: any weights, read once for each 32 tokens; library: cuBLASLt. Between 16 and
+// 32 tokens the stream kernel and the library are alike on one weight; several weights in one launch decide it.
 enum class GemmRoute { stream, rows, library };
 
 constexpr GemmRoute gemm_route(int64_t tokens, int64_t in, Scheme scheme, bool deterministic) {
   if (scheme != Scheme::bf16) return GemmRoute::rows;
-  if (tokens > 16 && !deterministic) return GemmRoute::library;
+  if (tokens > 32 && !deterministic) return GemmRoute::library;
   return in % kGemmKStep == 0 ? GemmRoute::stream : GemmRoute::rows;
 }
 
 struct RowsConfig {
   int64_t tiles = 1;    // the rows of all parts are cut into so many, of at most 16 * row_tiles rows
-  int row_tiles = 1;    // 1, 2 or 4; the row kernel has 1
+  int row_tiles = 1;    // 1, 2, or with more than 8 tokens 4; the row kernel has 1
   int token_tiles = 1;  // 8 tokens each: 1, 2 or 4 a block
   int k_warps = 8;      // warps of a block that share one tile: 1, 2, 4, 8
   int cluster = 1;      // blocks of a cluster that share its tiles: 1, 2, 4, 8
@@ -35,23 +36,23 @@ struct RowsConfig {
   bool operator==(const RowsConfig&) const = default;
 };
 
-// In deterministic the split along I depends on I alone: not on the tokens, nor on what else is in the launch.
-// row_tiles 0: as many as keep the reads of x few beside those of the weights.
-constexpr RowsConfig rows_config(int64_t tokens, int64_t rows, int64_t in, int sm_count, bool deterministic, int row_tiles = 1) {
+// most_row_tiles: 1 for the row kernel. In deterministic the split along I depends on I alone: not on the tokens, nor on what else is in
+// the launch. Measured on an H200 (bench/gpu): higher tiles read x less often, more tiles than multiprocessors start too slowly.
+constexpr RowsConfig rows_config(int64_t tokens, int64_t rows, int64_t in, int sm_count, bool deterministic, int most_row_tiles) {
   RowsConfig c;
   const int64_t steps = (in + kGemmKStep - 1) / kGemmKStep;
   c.token_tiles = tokens <= 8 ? 1 : tokens <= 16 ? 2 : 4;
-  while (c.k_warps > 1 && steps < 4 * c.k_warps) c.k_warps /= 2;
-  const int64_t wave = int64_t{sm_count} * c.tiles_per_block();
-  const int wanted = tokens <= 4 ? 1 : tokens <= 8 ? 2 : 4;
-  c.row_tiles = row_tiles > 0 ? row_tiles : wanted;
-  while (row_tiles == 0 && c.row_tiles > 1 && rows <= wave * kGemmRowTile * c.row_tiles / 2) c.row_tiles /= 2;
-  const int64_t height = kGemmRowTile * c.row_tiles, most = (rows + height - 1) / height;
-  c.tiles = most;
-  if (2 * most <= wave && !deterministic) {  // few rows: blocks of a cluster share K (many clusters would start too slowly)
-    while (c.cluster < 8 && 2 * c.cluster * most <= wave && steps >= 4 * c.cluster * c.k_warps) c.cluster *= 2;
-  } else if (most < 8 * wave) {  // the same number of bytes for every multiprocessor
-    c.tiles = std::min(rows, (most + wave - 1) / wave * wave);
+  while (c.k_warps > 1 && steps < c.k_warps) c.k_warps /= 2;
+  const int64_t wave = int64_t{sm_count} * c.tiles_per_block();  // tiles of a block on every multiprocessor
+  if (rows > wave * kGemmRowTile) c.row_tiles = 2;
+  if (tokens > 8 && steps >= 16 * kGemmWarps && rows > wave * kGemmRowTile * 2 && rows <= wave * kGemmRowTile * 4) c.row_tiles = 4;
+  c.row_tiles = std::min(c.row_tiles, most_row_tiles);
+  const int64_t height = int64_t{kGemmRowTile} * c.row_tiles, least = (rows + height - 1) / height;
+  c.tiles = least;
+  if (2 * least <= wave && !deterministic) {  // few rows: blocks of a cluster share K
+    while (c.cluster < 4 && 2 * c.cluster * least <= wave && steps >= 4 * c.cluster * c.k_warps) c.cluster *= 2;
+  } else if (least < 8 * wave) {  // the same number of bytes for every multiprocessor
+    c.tiles = std::min(rows, (least + wave - 1) / wave * wave);
   }
   return c;
 }

@@ -14,6 +14,8 @@ TEST(GemmConfig, RoutesByTokensAndWeights) {
   EXPECT_EQ(gemm_route(1, 2304, Scheme::bf16, false), GemmRoute::stream);
   EXPECT_EQ(gemm_route(16, 2304, Scheme::bf16, true), GemmRoute::stream);
   EXPECT_EQ(gemm_route(16, 2312, Scheme::bf16, false), GemmRoute::rows);
+  EXPECT_EQ(gemm_route(32, 2304, Scheme::bf16, false), GemmRoute::stream);
+  EXPECT_EQ(gemm_route(33, 2304, Scheme::bf16, false), GemmRoute::library);
   EXPECT_EQ(gemm_route(8192, 2304, Scheme::bf16, false), GemmRoute::library);
   EXPECT_EQ(gemm_route(8192, 2304, Scheme::bf16, true), GemmRoute::stream);
   EXPECT_EQ(gemm_route(8192, 2304, Scheme::mxfp4, false), GemmRoute::rows);
@@ -22,11 +24,11 @@ TEST(GemmConfig, RoutesByTokensAndWeights) {
 
 TEST(GemmConfig, DeterministicSplitDependsOnNothingButK) {
   for (const int64_t in : {8, 128, 2304, 7168}) {
-    const RowsConfig first = rows_config(1, 1, in, kSms, true);
+    const RowsConfig first = rows_config(1, 1, in, kSms, true, 4);
     EXPECT_EQ(first.cluster, 1);
     for (const int64_t tokens : {1, 8, 9, 16, 17, 1000}) {
       for (const int64_t rows : {1, 100, 163840}) {
-        const RowsConfig c = rows_config(tokens, rows, in, kSms, true);
+        const RowsConfig c = rows_config(tokens, rows, in, kSms, true, 4);
         EXPECT_EQ(c.k_warps, first.k_warps);
         EXPECT_EQ(c.cluster, first.cluster);
       }
@@ -39,7 +41,7 @@ TEST(GemmConfig, EverySplitIsLaunchableAndTilesHoldTheirRows) {
     for (const int64_t tokens : {1, 8, 9, 16, 17, 64}) {
       for (const int64_t rows : {1, 7, 128, 256, 2304, 4096, 4480, 12288, 20480, 163840}) {
         for (const int64_t in : {1, 31, 128, 1024, 2304, 4096, 7168, 33792}) {
-          const RowsConfig c = rows_config(tokens, rows, in, kSms, deterministic, 0);
+          const RowsConfig c = rows_config(tokens, rows, in, kSms, deterministic, 4);
           EXPECT_TRUE(c.row_tiles == 1 || c.row_tiles == 2 || c.row_tiles == 4);
           EXPECT_TRUE(c.token_tiles == 1 || c.token_tiles == 2 || c.token_tiles == 4);
           EXPECT_TRUE(c.k_warps >= 1 && c.k_warps <= kGemmWarps && (c.k_warps & (c.k_warps - 1)) == 0);
@@ -47,11 +49,14 @@ TEST(GemmConfig, EverySplitIsLaunchableAndTilesHoldTheirRows) {
           EXPECT_LE(c.cluster * c.k_warps * kGemmKStep, std::max<int64_t>(in, kGemmKStep));
           EXPECT_GE(c.tiles * c.row_tiles * kGemmRowTile, rows);
           EXPECT_LE(c.tiles, rows);
+          EXPECT_TRUE(c.row_tiles < 4 || c.token_tiles > 1);  // the stream kernel has no other
+          EXPECT_EQ(rows_config(tokens, rows, in, kSms, deterministic, 1).row_tiles, 1);
         }
       }
     }
   }
-  EXPECT_EQ(rows_config(1, 2304, 4096, kSms, false).tiles, 2 * kSms);  // not 144, of which 12 would be a second wave
+  EXPECT_EQ(rows_config(1, 2304, 4096, kSms, false, 4).tiles, kSms);
+  EXPECT_EQ(rows_config(1, 2304, 4096, kSms, false, 1).tiles, 2 * kSms);  // not 144, of which 12 would be a second wave
 }
 
 TEST(GemmConfig, BucketsAreTheNextPowerOfTwo) {

@@ -47,6 +47,31 @@ int64_t rows_of(const GemmArgs& a) {
   return rows;
 }
 
+GemmShape shape_of(const GemmArgs& a, const GemmPart& part) { return {a.tokens, part.w.rows, a.in, part.y_dtype, part.accumulate}; }
+
+// Parts from i on that take the same way and, in the library's, are one product: w lies after w, y after y.
+struct Run {
+  GemmPart first;  // with the rows of all
+  int parts = 1;
+  bool library = false;
+};
+Run run_from(const GemmArgs& a, int i) {
+  Run run{.first = a.parts[static_cast<size_t>(i)]};
+  run.library = gemm_route(a.tokens, a.in, run.first.w.scheme, a.deterministic) == GemmRoute::library;
+  while (run.library && i + run.parts < a.part_count) {
+    const GemmPart& next = a.parts[static_cast<size_t>(i + run.parts)];
+    const auto* w_end = static_cast<const uint8_t*>(run.first.w.data) + run.first.w.rows * a.in * 2;
+    const auto* y_end = static_cast<const uint8_t*>(run.first.y) + run.first.w.rows * dtype_bytes(run.first.y_dtype);
+    if (next.w.scheme != Scheme::bf16 || next.w.data != w_end || next.y != y_end || next.y_dtype != run.first.y_dtype ||
+        next.y_stride != run.first.y_stride || next.accumulate != run.first.accumulate) {
+      break;
+    }
+    run.first.w.rows += next.w.rows;
+    ++run.parts;
+  }
+  return run;
+}
+
 // The launch of the parts of one scheme; no rows when there are none.
 Rows launch_of(const GemmArgs& a, Scheme scheme, const RowsConfig& config) {
   Rows rows;
@@ -108,25 +133,36 @@ CudaStatus gemm_cuda(const GemmArgs& args, const GemmPlans* plans, Stream stream
   if (args.tokens == 0) return {};
   GemmArgs streamed = args, rest = args;
   streamed.part_count = rest.part_count = 0;
-  for (int i = 0; i < args.part_count; ++i) {
-    const GemmPart& part = args.parts[static_cast<size_t>(i)];
-    if (part.w.rows == 0) continue;
-    const GemmRoute route = gemm_route(args.tokens, args.in, part.w.scheme, args.deterministic);
-    if (route == GemmRoute::library && plans != nullptr) {
-      const GemmShape shape{args.tokens, part.w.rows, args.in, part.y_dtype, part.accumulate};
-      if (plans->run(shape, args.x, args.x_stride, part.w.data, part.y, part.y_stride, stream).ok()) continue;
+  for (int i = 0; i < args.part_count;) {
+    const Run run = run_from(args, i);
+    i += run.parts;
+    if (run.first.w.rows == 0) continue;
+    if (plans != nullptr && run.library) {
+      const GemmPart& part = run.first;
+      if (plans->run(shape_of(args, part), args.x, args.x_stride, part.w.data, part.y, part.y_stride, stream).ok()) continue;
     }
-    GemmArgs& to = route == GemmRoute::stream && aligned_16(part.w.data) && x_aligned(args) ? streamed : rest;
-    to.parts[static_cast<size_t>(to.part_count++)] = part;
+    const bool streams = run.first.w.scheme == Scheme::bf16 && args.in % kGemmKStep == 0 && aligned_16(run.first.w.data) && x_aligned(args);
+    GemmArgs& to = streams ? streamed : rest;
+    to.parts[static_cast<size_t>(to.part_count++)] = run.first;
   }
-  const auto config = [&](const GemmArgs& a, int row_tiles) {
-    return rows_config(a.tokens, rows_of(a), a.in, device_info().sm_count, a.deterministic, row_tiles);
+  const auto config = [&](const GemmArgs& a, int most_row_tiles) {
+    return rows_config(a.tokens, rows_of(a), a.in, device_info().sm_count, a.deterministic, most_row_tiles);
   };
   if (streamed.part_count > 0) {
-    const CudaStatus status = gemm_stream_cuda(streamed, config(streamed, 0), stream);
+    const CudaStatus status = gemm_stream_cuda(streamed, config(streamed, 4), stream);
     if (!status.ok()) return status;
   }
   return rest.part_count == 0 ? CudaStatus{} : gemm_rows_cuda(rest, config(rest, 1), stream);
+}
+
+Status gemm_prepare(const GemmArgs& args, GemmPlans& plans, Stream stream) {
+  check(args);
+  for (int i = 0; i < args.part_count;) {
+    const Run run = run_from(args, i);
+    i += run.parts;
+    if (run.library && args.tokens > 0 && run.first.w.rows > 0) K3_TRY(plans.prepare(shape_of(args, run.first), stream));
+  }
+  return {};
 }
 
 }  // namespace k3::ops::cuda

@@ -5,8 +5,8 @@
 // Memory:   y is overwritten, or added to where accumulate is set; x and the ys must not overlap. No scratch of the caller: split
 //           sums meet in shared memory, cuBLASLt's workspace belongs to GemmPlans.
 // Threads:  any; calls that share a GemmPlans must be on one stream (its workspace).
-// Errors:   K3_CHECK on shapes and dtypes. T = 0 and O = 0 are legal. A shape for which `plans` has nothing runs on the row
-//           kernel, slower beyond 32 tokens.
+// Errors:   K3_CHECK on shapes and dtypes. T = 0 and O = 0 are legal. A shape for which `plans` has nothing runs on the
+//           stream or the row kernel, slower beyond 32 tokens.
 // Source:   kernels.md 9. FP32 accumulation, one rounding to y's dtype. Tolerance against linear_ref (double) on the same BF16
 //           inputs: |y - ref| <= (I / 256 + 16) 2^-22 sum_i |x_i w_i|, bf16 y 2^-8 |ref| more (tensor cores truncate each
 //           partial sum of 16 products; a warp adds I / 256 of them in a row). cuBLASLt rounds to bf16 before it adds to a bf16 y.
@@ -46,8 +46,11 @@ struct GemmArgs {
   bool dependent = false;
 };
 
-// plans may be null: everything runs on the row kernel.
+// plans may be null: everything runs on the stream and the row kernel. Parts that follow each other in memory, w after w and y after
+// y in a row, are one product of the library.
 CudaStatus gemm_cuda(const GemmArgs& args, const GemmPlans* plans, Stream stream);
+// Measures what gemm_cuda would ask of the library for these weights and this number of tokens; nothing is computed.
+Status gemm_prepare(const GemmArgs& args, GemmPlans& plans, Stream stream);
 // The row kernel with a given split; parts of different schemes become one launch each scheme.
 CudaStatus gemm_rows_cuda(const GemmArgs& args, const RowsConfig& config, Stream stream);
 // The stream kernel, for BF16 parts: I a multiple of 32, rows of x and w aligned to 16 bytes.

@@ -1,5 +1,5 @@
-// Dense products of Kimi-Linear and of one K3 rank of eight. gemm: what gemm_cuda takes, as a dependent launch; gemm_rows and
-// gemm_lt: the row kernel and cuBLASLt alone; gemm_split: the row kernel's splits.
+// Dense products of Kimi-Linear and of one K3 rank of eight. gemm: what gemm_cuda takes, as a dependent launch; gemm_lt: cuBLASLt
+// alone; gemm_exact: deterministic.
 #include <algorithm>
 #include <map>
 #include <memory>
@@ -118,7 +118,8 @@ const BenchRegistration kGemm("gemm", [](Bench& bench) {
   Result<GemmPlans> plans = GemmPlans::create();
   if (!plans.ok()) return fmt::print("{}\n", plans.error().message);
   each(bench, "gemm", {1, 8, 32, 64, 128, 8192}, [&](Run& run, int64_t) {
-    prepare(*plans, run.args(0, false), bench.stream());
+    const Status status = gemm_prepare(run.args(0, false), *plans, bench.stream());
+    if (!status.ok()) fmt::print("{}\n", status.error().message);
     bench.run(run.line("gemm", "dependent launches"),
               [&](cudaStream_t stream, int i) { gpu_check(gemm_cuda(run.args(i, true), &*plans, stream).code, "gemm"); }, run.copies());
   });
@@ -135,21 +136,15 @@ const BenchRegistration kGemm("gemm", [](Bench& bench) {
               },
               run.copies());
   });
-  for (const std::string kernel : {"gemm_rows", "gemm_stream"}) {
-    each(bench, kernel, {1, 4, 8, 16, 32, 64}, [&](Run& run, int64_t t) {
-      for (const int row_tiles : {1, 2, 4}) {
-        if (row_tiles > 1 && kernel == "gemm_rows") continue;
-        const RowsConfig config = rows_config(t, run.rows(), run.in(), device_info().sm_count, false, row_tiles);
-        const auto go = kernel == "gemm_rows" ? gemm_rows_cuda : gemm_stream_cuda;
-        for (const bool dependent : {false, true}) {
-          bench.run(run.line(kernel, fmt::format("{} tiles x {}, warps {}, cluster {}{}", config.tiles, row_tiles, config.k_warps,
-                                                 config.cluster, dependent ? ", dependent" : "")),
-                    [&](cudaStream_t stream, int i) { gpu_check(go(run.args(i, dependent), config, stream).code, "few tokens"); },
-                    run.copies());
-        }
-      }
-    });
-  }
+  each(bench, "gemm_exact", {8, 128, 1024}, [&](Run& run, int64_t) {
+    bench.run(run.line("gemm_exact", "deterministic"),
+              [&](cudaStream_t stream, int i) {
+                GemmArgs args = run.args(i, true);
+                args.deterministic = true;
+                gpu_check(gemm_cuda(args, nullptr, stream).code, "gemm");
+              },
+              run.copies());
+  });
 });
 
 }  // namespace

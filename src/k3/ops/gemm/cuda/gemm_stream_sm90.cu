@@ -8,8 +8,6 @@
 #include "k3/ops/cuda/launch.cuh"
 #include "k3/ops/gemm/cuda/gemm_tile.cuh"
 
-#include <cstdlib>
-
 namespace k3::ops::cuda {
 namespace {
 
@@ -119,17 +117,15 @@ int go(const Rows& rows, bool dependent, cudaStream_t stream) {
 }  // namespace
 
 int gemm_stream_launch(const Rows& rows, int row_tiles, int token_tiles, bool dependent, cudaStream_t stream) {
-  const int v = getenv("K3_GEMM_VARIANT") ? atoi(getenv("K3_GEMM_VARIANT")) : 0;
-  switch (row_tiles * 10 + token_tiles) {  // as many steps ahead as let two or three blocks share a multiprocessor
-    case 11: return v == 1 ? go<1, 1, 4, 4>(rows, dependent, stream) : v == 2 ? go<1, 1, 9, 2>(rows, dependent, stream) : go<1, 1, 6, 3>(rows, dependent, stream);
-    case 12: return v == 1 ? go<1, 2, 4, 3>(rows, dependent, stream) : go<1, 2, 6, 2>(rows, dependent, stream);
-    case 14: return v == 1 ? go<1, 4, 3, 3>(rows, dependent, stream) : go<1, 4, 4, 2>(rows, dependent, stream);
-    case 21: return v == 1 ? go<2, 1, 3, 3>(rows, dependent, stream) : go<2, 1, 5, 2>(rows, dependent, stream);
-    case 22: return v == 1 ? go<2, 2, 3, 3>(rows, dependent, stream) : go<2, 2, 4, 2>(rows, dependent, stream);
-    case 24: return v == 1 ? go<2, 4, 6, 1>(rows, dependent, stream) : go<2, 4, 3, 2>(rows, dependent, stream);
-    case 41: return v == 1 ? go<4, 1, 2, 3>(rows, dependent, stream) : go<4, 1, 3, 2>(rows, dependent, stream);
-    case 42: return v == 1 ? go<4, 2, 5, 1>(rows, dependent, stream) : go<4, 2, 2, 2>(rows, dependent, stream);
-    case 44: return v == 1 ? go<4, 4, 4, 1>(rows, dependent, stream) : go<4, 4, 2, 2>(rows, dependent, stream);
+  switch (row_tiles * 10 + token_tiles) {  // as many steps ahead as let two or three blocks share a multiprocessor; one, where it is slower
+    case 11: return go<1, 1, 6, 3>(rows, dependent, stream);
+    case 12: return go<1, 2, 6, 2>(rows, dependent, stream);
+    case 14: return go<1, 4, 4, 2>(rows, dependent, stream);
+    case 21: return go<2, 1, 5, 2>(rows, dependent, stream);
+    case 22: return go<2, 2, 4, 2>(rows, dependent, stream);
+    case 24: return go<2, 4, 3, 2>(rows, dependent, stream);
+    case 42: return go<4, 2, 5, 1>(rows, dependent, stream);
+    case 44: return go<4, 4, 4, 1>(rows, dependent, stream);
   }
   return static_cast<int>(cudaErrorInvalidValue);
 }

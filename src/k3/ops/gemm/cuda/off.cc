@@ -8,6 +8,7 @@ constexpr CudaStatus kNoDevice{100};  // cudaErrorNoDevice
 }
 
 CudaStatus gemm_cuda(const GemmArgs&, const GemmPlans*, Stream) { return kNoDevice; }
+Status gemm_prepare(const GemmArgs&, GemmPlans&, Stream) { return fail(Code::unsupported, "this program was built without CUDA"); }
 CudaStatus gemm_stream_cuda(const GemmArgs&, const RowsConfig&, Stream) { return kNoDevice; }
 CudaStatus gemm_rows_cuda(const GemmArgs&, const RowsConfig&, Stream) { return kNoDevice; }
 
