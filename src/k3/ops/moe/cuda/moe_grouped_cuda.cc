@@ -1,8 +1,11 @@
 #include "k3/ops/moe/cuda/moe_grouped_cuda.h"
 
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
+#include <cstring>
 
 #include "k3/base/check.h"
 #include "k3/ops/moe/cuda/moe_plan_cuda.h"
@@ -33,7 +36,7 @@ Parts parts_of(int64_t tokens, int64_t topk, int64_t experts, int64_t width, int
   p.row_slot = take(slots * 4);
   p.slot_row = take(slots * 4);
   p.plan = take(moe_plan_workspace_bytes(tokens, experts));
-  p.z = take(tokens * round_up(width, 32) * 2);
+  p.z = take(slots * round_up(width, 32) * 2);
   p.hidden = take(slots * round_up(hidden, 32) * 2);
   p.total = at;
   return p;
@@ -81,6 +84,37 @@ MoeGroupedGlu glu_of(const MoeGlu& g) {
   return out;
 }
 
+using Encode = decltype(&cuTensorMapEncodeTiled);
+
+Encode encoder() {
+  static const Encode found = [] {
+    void* entry = nullptr;
+    cudaDriverEntryPointQueryResult result{};
+    const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &result);
+    return error == cudaSuccess && result == cudaDriverEntryPointSuccess ? reinterpret_cast<Encode>(entry) : nullptr;
+  }();
+  return found;
+}
+
+// Boxes of 64 columns of x [rows, columns].
+int set_maps(MoeGroupedGemm& gemm, void* x, int64_t rows, int columns) {
+  const Encode encode = encoder();
+  if (encode == nullptr) return cudaErrorNotSupported;
+  const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)}, strides[1] = {static_cast<cuuint64_t>(columns) * 2};
+  const cuuint32_t steps[2] = {1, 1};
+  for (MoeGroupedMap* map : {&gemm.map32, &gemm.map8}) {
+    const cuuint32_t box[2] = {64, map == &gemm.map32 ? 32U : 8U};
+    CUtensorMap out;
+    static_assert(sizeof(out) == sizeof(*map));
+    if (encode(&out, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, x, sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+               CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) != CUDA_SUCCESS) {
+      return cudaErrorInvalidValue;
+    }
+    std::memcpy(map, &out, sizeof(out));
+  }
+  return 0;
+}
+
 }  // namespace
 
 bool moe_grouped_serves(MoeWeights kind, int64_t experts, int64_t width, int64_t hidden, const DeviceInfo& device) {
@@ -108,7 +142,7 @@ CudaStatus moe_grouped_prepare_cuda(const MoeGroupedCuda& a, Stream stream) {
                          .slot_row = at.slot_row,
                          .workspace = at.plan};
   if (const CudaStatus status = moe_plan_cuda(plan, stream); !status.ok()) return status;
-  return {moe_grouped_permute_launch({a.z, a.z_stride, a.tokens, a.weights.width, at.z}, stream)};
+  return {moe_grouped_gather_launch({a.z, a.z_stride, at.row_slot, a.tokens * a.topk, a.topk, a.weights.width, at.z}, stream)};
 }
 
 CudaStatus moe_grouped_products_cuda(const MoeGroupedCuda& a, Stream stream) {
@@ -119,6 +153,7 @@ CudaStatus moe_grouped_products_cuda(const MoeGroupedCuda& a, Stream stream) {
   if (const int code = moe_grouped_tiles_launch({at.offsets, w.experts, at.header, at.tiles}, stream); code != 0) return {code};
   const auto run = w.kind == MoeWeights::mxfp4 ? moe_grouped_mxfp4_launch : moe_grouped_bf16_launch;
   const int blocks = device_info().sm_count;
+  const int64_t slots = static_cast<int64_t>(a.tokens) * a.topk;
   const auto width = static_cast<int>(round_up(w.width, 32)), hidden = static_cast<int>(round_up(w.hidden, 32));
 
   MoeGroupedGemm up;
@@ -127,10 +162,7 @@ CudaStatus moe_grouped_products_cuda(const MoeGroupedCuda& a, Stream stream) {
   up.unit_bytes = chunks_of(w.kind, w.width) * moe_chunk_bytes(w.kind);
   up.units = (w.hidden + 7) / 8;
   up.factors = w.kind == MoeWeights::mxfp4 ? w.factors : nullptr;
-  up.x = reinterpret_cast<const uint8_t*>(at.z);
-  up.x_stride = width / 8;
-  up.row_slot = at.row_slot;
-  up.topk = a.topk;
+  if (const int code = set_maps(up, at.z, slots, width); code != 0) return {code};
   up.k = width;
   up.out = at.hidden;
   up.out_stride = hidden;
@@ -139,7 +171,6 @@ CudaStatus moe_grouped_products_cuda(const MoeGroupedCuda& a, Stream stream) {
   up.tiles = at.tiles;
   up.header = at.header;
   up.glu = glu_of(a.glu);
-  if (const char* t = std::getenv("MG_TUNE")) up.tune = std::atoi(t);
   if (const int code = run(up, false, blocks, stream); code != 0) return {code};
 
   MoeGroupedGemm down = up;
@@ -147,9 +178,7 @@ CudaStatus moe_grouped_products_cuda(const MoeGroupedCuda& a, Stream stream) {
   down.expert_bytes = moe_packed_bytes(w.kind, w.width, w.hidden);
   down.unit_bytes = chunks_of(w.kind, w.hidden) * moe_chunk_bytes(w.kind);
   down.units = (w.width + 15) / 16;
-  down.x = reinterpret_cast<const uint8_t*>(at.hidden);
-  down.x_stride = hidden / 8;
-  down.row_slot = nullptr;
+  if (const int code = set_maps(down, at.hidden, slots, hidden); code != 0) return {code};
   down.k = hidden;
   down.out = a.rows;
   down.out_stride = w.width;

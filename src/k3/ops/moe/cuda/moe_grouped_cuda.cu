@@ -1,4 +1,4 @@
-// The row tiles of grouped products, and activations in the column order of the packed weights.
+// The row tiles of grouped products, and activations in the order of the packed weights.
 #include <cuda_bf16.h>
 
 #include "k3/ops/cuda/launch.cuh"
@@ -39,13 +39,14 @@ __global__ void __launch_bounds__(kThreads) tiles_of(const MoeGroupedTiles p) {
 }
 
 // A thread a group of 32 columns: column 8 t + 4 p + 2 h + i goes to 16 p + 8 h + 2 t + i.
-__global__ void permute(const MoeGroupedPermute p) {
+__global__ void gather(const MoeGroupedGather p) {
   const int groups = (p.width + 31) / 32;
   const int64_t at = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (at >= static_cast<int64_t>(p.tokens) * groups) return;
+  if (at >= static_cast<int64_t>(p.rows) * groups) return;
   const int64_t row = at / groups;
-  const int group = static_cast<int>(at % groups);
-  const uint4* from = reinterpret_cast<const uint4*>(static_cast<const __nv_bfloat16*>(p.z) + row * p.z_stride + group * 32);
+  const int group = static_cast<int>(at % groups), slot = p.row_slot[row];
+  if (slot < 0) return;
+  const uint4* from = reinterpret_cast<const uint4*>(static_cast<const __nv_bfloat16*>(p.z) + slot / p.topk * p.z_stride + group * 32);
   uint4* to = static_cast<uint4*>(p.out) + at * 4;
   uint32_t in[4][4];  // [t][2 p + h]
 #pragma unroll
@@ -120,10 +121,10 @@ int moe_grouped_tiles_launch(const MoeGroupedTiles& tiles, cudaStream_t stream) 
   return launch(tiles_of, {.grid = 1, .block = kThreads}, stream, tiles);
 }
 
-int moe_grouped_permute_launch(const MoeGroupedPermute& p, cudaStream_t stream) {
-  const int64_t threads = static_cast<int64_t>(p.tokens) * ((p.width + 31) / 32);
+int moe_grouped_gather_launch(const MoeGroupedGather& p, cudaStream_t stream) {
+  const int64_t threads = static_cast<int64_t>(p.rows) * ((p.width + 31) / 32);
   if (threads == 0) return 0;
-  return launch(permute, {.grid = static_cast<unsigned>((threads + 255) / 256), .block = 256}, stream, p);
+  return launch(gather, {.grid = static_cast<unsigned>((threads + 255) / 256), .block = 256}, stream, p);
 }
 
 int moe_grouped_combine_launch(const MoeGroupedCombine& p, cudaStream_t stream) {

@@ -43,7 +43,7 @@ struct MoeGroupedSum {
 bool moe_grouped_serves(MoeWeights kind, int64_t experts, int64_t width, int64_t hidden, const DeviceInfo& device);
 int64_t moe_grouped_workspace_bytes(int64_t tokens, int64_t topk, int64_t experts, int64_t width, int64_t hidden);
 
-CudaStatus moe_grouped_prepare_cuda(const MoeGroupedCuda& args, Stream stream);   // plan, columns of z in the order of the weights
+CudaStatus moe_grouped_prepare_cuda(const MoeGroupedCuda& args, Stream stream);   // plan, rows of z in the order of experts
 CudaStatus moe_grouped_products_cuda(const MoeGroupedCuda& args, Stream stream);  // needs prepare
 CudaStatus moe_grouped_cuda(const MoeGroupedCuda& args, Stream stream);           // both
 CudaStatus moe_grouped_combine_cuda(const MoeGroupedCuda& args, const MoeGroupedSum& sum, Stream stream);

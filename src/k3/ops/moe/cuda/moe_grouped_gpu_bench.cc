@@ -1,5 +1,5 @@
 // Experts for many tokens: kernels.md 9. "products" are the two grouped products (with the list of tiles), as the anchor has them; "all"
-// adds plan, column order, weighted sum and norm. The floor counts the experts that are touched; routing is random.
+// adds plan, gather, weighted sum and norm. The floor counts the experts that are touched; routing is random.
 #include <algorithm>
 
 #include "k3/ops/cuda/gpu_bench.h"
@@ -99,13 +99,14 @@ void run_model(Bench& bench, const Model& m) {
     line.must = m.must, line.aim = m.aim;
     line.name = name_of(tokens) + " products";
     line.note = fmt::format("{} experts, at most {} rows", touched, *std::max_element(rows.begin(), rows.end()));
+    gpu_sync();  // the stream does not wait for the poison of new arrays
     check(moe_grouped_prepare_cuda(args, bench.stream()));
     bench.run(line, [&](cudaStream_t stream, int) { check(moe_grouped_products_cuda(args, stream)); }, 0);
     line.must = line.aim = 0;
     BenchLine part = line;
     part.flops = 0;
-    part.name = name_of(tokens) + " plan and order";
-    part.bytes = 4.0 * static_cast<double>(values) + 12.0 * static_cast<double>(slots);
+    part.name = name_of(tokens) + " plan and gather";
+    part.bytes = 2.0 * static_cast<double>(values + slots * m.width) + 12.0 * static_cast<double>(slots);
     bench.run(part, [&](cudaStream_t stream, int) { check(moe_grouped_prepare_cuda(args, stream)); }, 8);
     part.name = name_of(tokens) + " sum";
     part.bytes = 2.0 * static_cast<double>(slots * m.width + values);

@@ -204,8 +204,8 @@ TEST(MoeGroupedCuda, ServesWhatTheKernelsTake) {
   EXPECT_FALSE(moe_grouped_serves(MoeWeights::mxfp4, 1025, 32, 32, hopper));
   hopper.capability = 80;
   EXPECT_FALSE(moe_grouped_serves(MoeWeights::mxfp4, 896, 3584, 3072, hopper));
-  // Activations of 4,096 tokens of K3 and little else.
-  const int64_t bytes = moe_grouped_workspace_bytes(4096, 16, 896, 3584, 3072), arrays = 4096 * 2 * 3584 + 65536 * 2 * 3072;
+  // Activations of the rows of 4,096 tokens of K3 and little else.
+  const int64_t bytes = moe_grouped_workspace_bytes(4096, 16, 896, 3584, 3072), arrays = int64_t{65536} * 2 * (3584 + 3072);
   EXPECT_GE(bytes, arrays);
   EXPECT_LE(bytes, arrays + (1 << 20));
 }
@@ -222,11 +222,11 @@ TEST(MoeGroupedCuda, SanitizeSmallest) {
 TEST(MoeGroupedCuda, RowsOfAnExpert) {
   K3_NEEDS_GPU();
   for (const MoeWeights kind : kKinds) {
-    check({.kind = kind, .rows = {0, 1, 7, 8, 9, 63, 64, 65, 129, 0}});
-    check({.kind = kind, .rows = {16, 17, 24, 25, 31, 33, 40, 41, 48, 49, 56, 57}}, 2);
-    check({.kind = kind, .rows = {72, 73, 80, 81, 88, 89, 96, 97, 104}}, 3);
-    check({.kind = kind, .rows = {105, 112, 113, 120, 121, 128, 130, 257}}, 4);
-    check({.kind = kind, .rows = {0, 0, 700, 0}}, 5);
+    check({.kind = kind, .width = 96, .hidden = 64, .rows = {0, 1, 7, 8, 9, 63, 64, 65, 129, 0}});
+    check({.kind = kind, .width = 96, .hidden = 64, .rows = {16, 17, 24, 25, 31, 33, 40, 41, 48, 49, 56, 57}}, 2);
+    check({.kind = kind, .width = 96, .hidden = 64, .rows = {72, 73, 80, 81, 88, 89, 96, 97, 104}}, 3);
+    check({.kind = kind, .width = 96, .hidden = 64, .rows = {105, 112, 113, 120, 121, 128, 130, 257}}, 4);
+    check({.kind = kind, .width = 96, .hidden = 64, .rows = {0, 0, 700, 0}}, 5);
   }
 }
 

@@ -1,9 +1,8 @@
 // Internal to ops/moe. Grouped products of routed experts on Hopper: a persistent grid over (256 weight rows, up to 128 rows of one
 // expert). Weights are the M side of wgmma and come from registers, rows are the N side in steps of 8.
 //
-// Warp 0 takes work from a counter and streams weights (bulk copies, A ring); warps 1-3 gather rows (cp.async, B ring); four consumer
-// warpgroups own 64 weight rows each: while one decodes its weights, the products of the others run. Rings are separate, so that
-// weights of the next tile arrive while rows are looked up.
+// One warp takes work from a counter and streams weights (bulk copies, A ring), one streams the rows (boxes of a tensor map, B ring);
+// four consumer warpgroups own 64 weight rows each: while one decodes its weights, the products of the others run.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -19,9 +18,7 @@ namespace k3::ops::cuda {
 namespace grouped {
 
 constexpr int kGroups = 4;  // consumer warpgroups
-constexpr int kThreads = 128 + 128 * kGroups, kConsumerWarps = 4 * kGroups, kGatherThreads = 96;
-constexpr int kGatherRows = kGatherThreads / 8;  // of one pass: 8 threads a row of 128 bytes
-constexpr int kGatherPasses = (kMoeGroupedRows + kGatherRows - 1) / kGatherRows;
+constexpr int kConsumers = 128 * kGroups, kConsumerWarps = 4 * kGroups, kThreads = kConsumers + 128;
 constexpr int kBBytes = kMoeGroupedRows * 128;  // 64 columns
 constexpr int kMaxN = kMoeGroupedRows;
 constexpr int kSlots = 4;                       // tiles announced ahead
@@ -101,7 +98,7 @@ template <bool kMx>
 __device__ __forceinline__ void stream_weights(const MoeGroupedGemm& p, int32_t* counter, uint32_t base) {
   using L = Layout<kMx>;
   using S = Shape<kMx>;
-  const int lane = static_cast<int>(threadIdx.x);
+  const int lane = static_cast<int>(threadIdx.x) % 32;
   const int m_tiles = (p.units + kMoeGroupedUnits - 1) / kMoeGroupedUnits;
   const int total = p.header->tiles * m_tiles, stages = (p.k + S::kColumns - 1) / S::kColumns;
   Ring<kSlots> slots;
@@ -156,78 +153,27 @@ __device__ __forceinline__ void stream_weights(const MoeGroupedGemm& p, int32_t*
   }
 }
 
-// Rows of the stages that were issued kLag ago are there: they become visible to wgmma and their stage is full. The fence stands here and
-// not with the consumers because it waits for all memory operations of its thread.
+// By one thread. The boxes of 8 rows of a tile reach up to 7 rows into the next expert, whose products are not stored.
 template <bool kMx>
-struct Arrivals {
-  static constexpr int kLag = 3;
-  uint32_t base;
-  Ring<Shape<kMx>::kBStages> done;
-  int open = 0;
-  __device__ __forceinline__ void arrive() {
-    mbar_arrive(base + Layout<kMx>::kBFull + 8 * static_cast<uint32_t>(done.stage));
-    done.next();
-  }
-  __device__ __forceinline__ void issued(int tune) {
-    if (tune & 2) {
-      cp_async_mbar_arrive(base + Layout<kMx>::kBFull + 8 * static_cast<uint32_t>(done.stage));
-      done.next();
-      return;
-    }
-    cp_async_commit();
-    if (++open <= kLag) return;
-    cp_async_wait<kLag>();
-    if (!(tune & 4)) fence_async_proxy();
-    arrive();
-    --open;
-  }
-  __device__ __forceinline__ void drain() {
-    cp_async_wait<0>();
-    fence_async_proxy();
-    for (; open > 0; --open) arrive();
-  }
-};
-
-template <bool kMx>
-__device__ __forceinline__ void gather_rows(const MoeGroupedGemm& p, uint32_t base) {
+__device__ __forceinline__ void stream_rows(const MoeGroupedGemm& p, uint32_t base) {
   using L = Layout<kMx>;
-  using S = Shape<kMx>;
-  static_assert(Arrivals<kMx>::kLag + 2 <= S::kBStages);  // a stage is given back while the next but one is read
-  const int thread = static_cast<int>(threadIdx.x) - 32, r = thread / 8, c = thread % 8;
   const int steps = (p.k + 63) / 64;
   Ring<kSlots> slots;
-  Ring<S::kBStages> b;
-  Arrivals<kMx> arrivals{base, {}};
+  Ring<Shape<kMx>::kBStages> b;
   for (;;) {
     const Work work = take_work(base + L::kInfo, base + L::kSlotFull, base + L::kSlotEmpty, slots);
-    if (work.rows < 0) break;
-    uint32_t from[kGatherPasses];
-#pragma unroll
-    for (int i = 0; i < kGatherPasses; ++i) {
-      const int row = i * kGatherRows + r;
-      int source = work.row + row;
-      if (p.row_slot != nullptr) source = row < work.rows ? p.row_slot[source] / p.topk : 0;
-      from[i] = static_cast<uint32_t>(source) * static_cast<uint32_t>(p.x_stride) + static_cast<uint32_t>(c);
-    }
-    const uint32_t place = swizzle_128(static_cast<uint32_t>(r), static_cast<uint32_t>(c) * 16);
+    if (work.rows < 0) return;
+    if (threadIdx.x % 32 != 0) continue;
+    const int rows = (work.rows + 7) / 8 * 8;
     for (int s = 0; s < steps; ++s, b.next()) {
-      const uint32_t to = base + L::kB + static_cast<uint32_t>(b.stage) * kBBytes;
+      const uint32_t full = base + L::kBFull + 8 * static_cast<uint32_t>(b.stage), to = base + L::kB + static_cast<uint32_t>(b.stage) * kBBytes;
       mbar_wait(base + L::kBEmpty + 8 * static_cast<uint32_t>(b.stage), b.phase ^ 1);
-      const bool take = s * 64 + c * 8 < p.k;
-#pragma unroll
-      for (int i = 0; i < kGatherPasses; ++i) {
-        const int row = i * kGatherRows + r;
-        // Pass i is 12 i rows on: the swizzle of odd passes differs from that of pass 0 in bit 2 of the row.
-        const uint32_t at = to + static_cast<uint32_t>(i * kGatherRows * 128) + (i % 2 == 0 ? place : place ^ 64U);
-        if (row < work.rows) cp_async<16>(at, p.x + (static_cast<uint64_t>(from[i]) + (take ? static_cast<uint32_t>(s) * 8U : 0U)) * 16, take);
-      }
-      arrivals.issued(p.tune);
+      mbar_expect(full, static_cast<uint32_t>(rows) * 128);
+      int row = 0;
+      for (; row + 32 <= rows; row += 32) tma_load_2d(to + static_cast<uint32_t>(row) * 128, &p.map32, s * 64, work.row + row, full);
+      for (; row < rows; row += 8) tma_load_2d(to + static_cast<uint32_t>(row) * 128, &p.map8, s * 64, work.row + row, full);
     }
-    // The next tile is announced before the weights of this one are streamed, so that rows of this one may stay open meanwhile; unless
-    // they are rows of even earlier tiles.
-    if (steps <= Arrivals<kMx>::kLag) arrivals.drain();
   }
-  arrivals.drain();
 }
 
 __device__ __forceinline__ float glu_value(const MoeGroupedGlu& glu, float g, float u) {
@@ -429,7 +375,7 @@ __device__ __forceinline__ void tile(const MoeGroupedGemm& p, Consumer<kMx>& me,
 template <bool kMx, bool kDown>
 __device__ __forceinline__ void consume(const MoeGroupedGemm& p, uint32_t base) {
   using L = Layout<kMx>;
-  const int thread = static_cast<int>(threadIdx.x) - 128;
+  const int thread = static_cast<int>(threadIdx.x);
   Consumer<kMx> me{base, thread / 128, thread / 32 % 4, thread % 32, {}, {}};
   Ring<kSlots> slots;
   Operands o;
@@ -452,26 +398,26 @@ __global__ void __launch_bounds__(kThreads, 1) grouped_product(const __grid_cons
       mbar_init(base + L::kAEmpty + 8 * i, kConsumerWarps);
     }
     for (uint32_t i = 0; i < S::kBStages; ++i) {
-      mbar_init(base + L::kBFull + 8 * i, kGatherThreads);
+      mbar_init(base + L::kBFull + 8 * i, 1);
       mbar_init(base + L::kBEmpty + 8 * i, kConsumerWarps);
     }
     for (uint32_t i = 0; i < kSlots; ++i) {
       mbar_init(base + L::kSlotFull + 8 * i, 1);
-      mbar_init(base + L::kSlotEmpty + 8 * i, kConsumerWarps + kGatherThreads / 32);
+      mbar_init(base + L::kSlotEmpty + 8 * i, kConsumerWarps + 1);
     }
     mbar_init_fence();
   }
   __syncthreads();
-  if (threadIdx.x < 128) {
-    fewer_registers<32>();
-    if (threadIdx.x < 32) {
-      stream_weights<kMx>(p, &p.header->next[kDown ? 1 : 0], base);
-    } else {
-      gather_rows<kMx>(p, base);
-    }
-  } else {
+  if (threadIdx.x < kConsumers) {
     more_registers<112>();
     consume<kMx, kDown>(p, base);
+  } else {
+    fewer_registers<32>();
+    if (threadIdx.x < kConsumers + 32) {
+      stream_weights<kMx>(p, &p.header->next[kDown ? 1 : 0], base);
+    } else if (threadIdx.x < kConsumers + 64) {
+      stream_rows<kMx>(p, base);
+    }
   }
 }
 

@@ -24,12 +24,17 @@ struct MoeGroupedTiles {
   MoeTile* tiles = nullptr;
 };
 
-// Columns in the order in which the weights of moe_stream_pack.h are multiplied, and zeros up to a multiple of 32.
-struct MoeGroupedPermute {
+// Rows in the order of experts, columns in the order in which the weights of moe_stream_pack.h are multiplied, zeros up to a multiple of 32.
+struct MoeGroupedGather {
   const void* z = nullptr;
-  int64_t z_stride = 0;  // elements
-  int tokens = 0, width = 0;
-  void* out = nullptr;  // [tokens, width rounded up to 32]
+  int64_t z_stride = 0;               // elements
+  const int32_t* row_slot = nullptr;  // source of a row: row_slot[row] / topk; negative: no row
+  int rows = 0, topk = 1, width = 0;
+  void* out = nullptr;  // [rows, width rounded up to 32]
+};
+
+struct alignas(64) MoeGroupedMap {  // a CUtensorMap
+  unsigned char bytes[128];
 };
 
 // How gate and up become one value; all factors are folded in on the host.
@@ -40,16 +45,13 @@ struct MoeGroupedGlu {
   float up_exp = 0;            // -2 log2(e) / b2; 0: up passes through
 };
 
-// out[row, :] = act(weights of the row's expert x[source of row, :]).
+// out[row, :] = act(weights of the row's expert x[row, :]).
 struct MoeGroupedGemm {
   const uint8_t* weights = nullptr;
   int64_t expert_bytes = 0, unit_bytes = 0;
   int units = 0;                     // of an expert
   const float* factors = nullptr;    // [experts, 4] or null
-  const uint8_t* x = nullptr;        // bf16 rows in the permuted order
-  int x_stride = 0;                  // in units of 16 bytes
-  const int32_t* row_slot = nullptr; // source of a row: row_slot[row] / topk; null: the row itself
-  int topk = 1;
+  MoeGroupedMap map32 = {}, map8 = {};  // boxes of 32 and 8 rows by 64 columns of x, swizzled by 128 bytes
   int k = 0;                         // columns of x, a multiple of 32
   void* out = nullptr;               // bf16
   int64_t out_stride = 0;            // elements
@@ -58,7 +60,6 @@ struct MoeGroupedGemm {
   const MoeTile* tiles = nullptr;
   MoeGroupedHeader* header = nullptr;
   MoeGroupedGlu glu;
-  int tune = 0;
 };
 
 struct MoeGroupedCombine {
@@ -75,7 +76,7 @@ struct MoeGroupedCombine {
 
 // blocks: of the persistent grid. down: second product (rows of w2, no activation).
 int moe_grouped_tiles_launch(const MoeGroupedTiles& tiles, CUstream_st* stream);
-int moe_grouped_permute_launch(const MoeGroupedPermute& permute, CUstream_st* stream);
+int moe_grouped_gather_launch(const MoeGroupedGather& gather, CUstream_st* stream);
 int moe_grouped_combine_launch(const MoeGroupedCombine& combine, CUstream_st* stream);
 int moe_grouped_bf16_launch(const MoeGroupedGemm& gemm, bool down, int blocks, CUstream_st* stream);
 int moe_grouped_mxfp4_launch(const MoeGroupedGemm& gemm, bool down, int blocks, CUstream_st* stream);
