@@ -1,6 +1,7 @@
 // Purpose:  on the device: slots grouped by expert and a list of tiles, for every expert kernel; nothing is read back.
 // Shapes:   ids [T, topk] i32; a slot is token * topk + j; rows are slots sorted by expert, ties by slot.
-//           E <= 1024 local experts; offsets [E + 1]; row_slot, slot_row [T * topk]; tiles [moe_max_tiles]; tile_count [1]; all i32.
+//           E <= 1024 local experts; offsets [E + 1]; row_slot, slot_row [T * topk]; tiles [moe_max_tiles]; tile_count [1];
+//           all i32.
 // Units:    none.
 // Memory:   all outputs are overwritten: row_slot beyond the last row and slot_row of dropped slots are -1. Workspace:
 //           moe_plan_workspace_bytes, need not be cleared, may be reused after the call. Nothing is allocated.

@@ -1,5 +1,6 @@
-// Counting sort by expert. A block holds one bit per (expert, token) of its 512 tokens, so that a slot's rank among its expert's is a
-// count of bits: deterministic, no order of atomics enters. Up to 512 tokens: one launch of one block; more: count, scan, place.
+// Counting sort by expert. A block holds one bit per (expert, token) of its 512 tokens, so that a slot's rank among its
+// expert's is a count of bits: deterministic, no order of atomics enters. Up to 512 tokens: one launch of one block; more:
+// count, scan, place.
 #include "k3/ops/cuda/launch.cuh"
 #include "k3/ops/cuda/ptx.cuh"
 #include "k3/ops/moe/cuda/moe_stream_types.h"
@@ -138,8 +139,10 @@ __global__ void __launch_bounds__(kThreads) scan(const __grid_constant__ MoePlan
 int moe_plan_launch(const MoePlanCuda& p, CUstream_st* stream) {
   const int blocks = (p.tokens + static_cast<int>(kMoePlanTokens) - 1) / static_cast<int>(kMoePlanTokens);
   const int words = ((p.tokens < kMoePlanTokens ? p.tokens : static_cast<int>(kMoePlanTokens)) + 31) / 32;
-  LaunchOptions o{.grid = dim3(static_cast<unsigned>(blocks < 1 ? 1 : blocks)), .block = dim3(kThreads),
-                  .shared_bytes = words * p.experts * 4, .dependent = true};
+  LaunchOptions o{.grid = dim3(static_cast<unsigned>(blocks < 1 ? 1 : blocks)),
+                  .block = dim3(kThreads),
+                  .shared_bytes = words * p.experts * 4,
+                  .dependent = true};
   if (blocks <= 1) return launch(plan<Part::all>, o, stream, p, words);
   if (const int code = launch(plan<Part::count>, o, stream, p, words); code != 0) return code;
   LaunchOptions one{.grid = dim3(1), .block = dim3(kThreads), .dependent = true};

@@ -1,9 +1,8 @@
 // The plan against a stable sort on the host.
-#include "k3/ops/moe/cuda/moe_plan_cuda.h"
-
 #include <gtest/gtest.h>
 
 #include "k3/ops/cuda/gpu_test_util.h"
+#include "k3/ops/moe/cuda/moe_plan_cuda.h"
 
 namespace k3::ops::cuda {
 namespace {
@@ -30,8 +29,8 @@ std::vector<int32_t> random_ids(const PlanCase& c, uint64_t seed) {
 }
 
 void check(const PlanCase& c, uint64_t seed) {
-  SCOPED_TRACE(fmt::format("tokens {} top {} experts {} of {} from {} tiles of {} count {}", c.tokens, c.topk, c.experts, c.all_experts, c.first,
-                           c.tile_rows, c.count));
+  SCOPED_TRACE(fmt::format("tokens {} top {} experts {} of {} from {} tiles of {} count {}", c.tokens, c.topk, c.experts,
+                           c.all_experts, c.first, c.tile_rows, c.count));
   const std::vector<int32_t> ids = random_ids(c, seed);
   const int slots = c.tokens * c.topk, valid = (c.count < 0 ? c.tokens : c.count) * c.topk;
   std::vector<int32_t> offsets{0}, row_slot, slot_row(static_cast<size_t>(slots), -1);
@@ -43,14 +42,15 @@ void check(const PlanCase& c, uint64_t seed) {
       row_slot.push_back(s);
     }
     const auto end = static_cast<int32_t>(row_slot.size());
-    for (int32_t row = offsets.back(); row < end; row += c.tile_rows) tiles.push_back({e, row, std::min(c.tile_rows, end - row), 0});
+    for (int32_t row = offsets.back(); row < end; row += c.tile_rows)
+      tiles.push_back({e, row, std::min(c.tile_rows, end - row), 0});
     offsets.push_back(end);
   }
   row_slot.resize(static_cast<size_t>(slots), -1);
   ASSERT_LE(static_cast<int64_t>(tiles.size()), moe_max_tiles(c.tokens, c.topk, c.experts, c.tile_rows));
 
-  const DeviceArray<int32_t> d_ids(ids), d_count(std::vector<int32_t>{c.count}), d_offsets(c.experts + 1), d_row_slot(slots), d_slot_row(slots),
-      d_tile_count(1), d_tiles(moe_max_tiles(c.tokens, c.topk, c.experts, c.tile_rows) * 4);
+  const DeviceArray<int32_t> d_ids(ids), d_count(std::vector<int32_t>{c.count}), d_offsets(c.experts + 1), d_row_slot(slots),
+      d_slot_row(slots), d_tile_count(1), d_tiles(moe_max_tiles(c.tokens, c.topk, c.experts, c.tile_rows) * 4);
   const DeviceArray<uint8_t> workspace(moe_plan_workspace_bytes(c.tokens, c.experts));
   const MoePlanCuda plan{.ids = d_ids.data(),
                          .token_count = c.count < 0 ? nullptr : d_count.data(),
@@ -73,8 +73,9 @@ void check(const PlanCase& c, uint64_t seed) {
   ASSERT_EQ(d_tile_count.get()[0], static_cast<int32_t>(tiles.size()));
   const std::vector<int32_t> got = d_tiles.get();
   for (size_t i = 0; i < tiles.size(); ++i) {
-    ASSERT_EQ((std::vector<int32_t>(got.begin() + static_cast<int64_t>(i) * 4, got.begin() + static_cast<int64_t>(i) * 4 + 4)),
-              (std::vector<int32_t>{tiles[i].expert, tiles[i].row, tiles[i].rows, 0}))
+    ASSERT_EQ(
+        (std::vector<int32_t>(got.begin() + static_cast<int64_t>(i) * 4, got.begin() + static_cast<int64_t>(i) * 4 + 4)),
+        (std::vector<int32_t>{tiles[i].expert, tiles[i].row, tiles[i].rows, 0}))
         << "tile " << i;
   }
   for (const auto* a : {&d_offsets, &d_row_slot, &d_slot_row, &d_tile_count, &d_tiles}) EXPECT_TRUE(a->guards_intact());

@@ -1,5 +1,5 @@
-// Experts for few tokens: kernels.md 9. A call is plan (more than 8 tokens), both passes, and the weighted sum with its norm; the
-// floor counts the experts that the calls really touch. Routing is random, another one each call.
+// Experts for few tokens: kernels.md 9. A call is plan (more than 8 tokens), both passes, and the weighted sum with its
+// norm; the floor counts the experts that the calls really touch. Routing is random, another one each call.
 #include <algorithm>
 
 #include "k3/ops/cuda/gpu_bench.h"
@@ -30,7 +30,10 @@ struct Experts {
 };
 Experts random_packed(const Model& m, MoeWeights kind, cudaStream_t stream) {
   const int64_t bytes13 = moe_packed_bytes(kind, 2 * m.hidden, m.width), bytes2 = moe_packed_bytes(kind, m.width, m.hidden);
-  Experts x{DeviceArray<uint8_t>(bytes13 * m.experts), DeviceArray<uint8_t>(bytes2 * m.experts), DeviceArray<float>(4 * m.experts), {}};
+  Experts x{DeviceArray<uint8_t>(bytes13 * m.experts),
+            DeviceArray<uint8_t>(bytes2 * m.experts),
+            DeviceArray<float>(4 * m.experts),
+            {}};
   if (kind == MoeWeights::bf16) {
     check(fill_normal_bf16(x.w13.data(), bytes13 * m.experts / 2, 1, 0.02F, stream));
     check(fill_normal_bf16(x.w2.data(), bytes2 * m.experts / 2, 2, 0.02F, stream));
@@ -57,7 +60,8 @@ Experts random_packed(const Model& m, MoeWeights kind, cudaStream_t stream) {
     }
     gpu_sync();
   }
-  x.view = {kind, m.experts, m.width, m.hidden, x.w13.data(), x.w2.data(), kind == MoeWeights::mxfp4 ? x.factors.data() : nullptr};
+  x.view = {
+      kind, m.experts, m.width, m.hidden, x.w13.data(), x.w2.data(), kind == MoeWeights::mxfp4 ? x.factors.data() : nullptr};
   return x;
 }
 
@@ -82,11 +86,12 @@ double random_ids(const Model& m, int tokens, std::vector<int32_t>& ids) {
   return static_cast<double>(touched) / kRoutings;
 }
 
-void run_model(Bench& bench, const Model& m, MoeWeights kind, const std::vector<int>& all_tokens, double must_one, double must_more, double aim_one,
-               double aim_more) {
+void run_model(Bench& bench, const Model& m, MoeWeights kind, const std::vector<int>& all_tokens, double must_one,
+               double must_more, double aim_one, double aim_more) {
   const std::string prefix = fmt::format("{} {}", m.name, kind == MoeWeights::bf16 ? "bf16" : "mxfp4");
   const auto name_of = [&](int tokens) { return fmt::format("{} T={} E={}", prefix, tokens, m.experts); };
-  if (std::none_of(all_tokens.begin(), all_tokens.end(), [&](int t) { return bench.wants("moe_stream", name_of(t)); })) return;
+  if (std::none_of(all_tokens.begin(), all_tokens.end(), [&](int t) { return bench.wants("moe_stream", name_of(t)); }))
+    return;
   const Experts experts = random_packed(m, kind, bench.stream());
   const double weights = 3.0 * m.width * m.hidden, weight_bytes = kind == MoeWeights::bf16 ? 2 : 17.0 / 32;
   for (const int tokens : all_tokens) {
@@ -94,10 +99,12 @@ void run_model(Bench& bench, const Model& m, MoeWeights kind, const std::vector<
     const double touched = random_ids(m, tokens, ids);
     const int64_t slots = static_cast<int64_t>(tokens) * m.topk;
     const DeviceArray<int32_t> d_ids(ids);
-    const DeviceArray<float> d_weights(std::vector<float>(static_cast<size_t>(slots), 1.0F / static_cast<float>(m.topk))), slot_out(slots * m.width);
-    const DeviceArray<uint16_t> z(to_bf16(random_normal(static_cast<int64_t>(tokens) * m.width, 3))), gain(to_bf16(random_normal(m.width, 4))),
-        out(static_cast<int64_t>(tokens) * m.width);
+    const DeviceArray<float> d_weights(std::vector<float>(static_cast<size_t>(slots), 1.0F / static_cast<float>(m.topk))),
+        slot_out(slots * m.width);
+    const DeviceArray<uint16_t> z(to_bf16(random_normal(static_cast<int64_t>(tokens) * m.width, 3))),
+        gain(to_bf16(random_normal(m.width, 4))), out(static_cast<int64_t>(tokens) * m.width);
     const DeviceArray<uint8_t> workspace(moe_stream_workspace_bytes(tokens, m.topk, m.experts, m.hidden));
+    workspace.zero();
     const auto call = [&](cudaStream_t stream, int i) {
       const int32_t* mine = d_ids.data() + i % kRoutings * slots;
       const MoeStreamCuda args{.weights = experts.view,
@@ -107,18 +114,9 @@ void run_model(Bench& bench, const Model& m, MoeWeights kind, const std::vector<
                                .tokens = tokens,
                                .topk = m.topk,
                                .slot_out = slot_out.data(),
-                               .workspace = workspace.data()};
+                               .workspace = workspace.data(),
+                               .sum = {.weights = d_weights.data(), .out = out.data(), .norm_weight = gain.data()}};
       check(moe_stream_cuda(args, stream));
-      const MoeCombineCuda combine{.slot_out = slot_out.data(),
-                                   .ids = mine,
-                                   .weights = d_weights.data(),
-                                   .tokens = tokens,
-                                   .topk = m.topk,
-                                   .width = m.width,
-                                   .experts = m.experts,
-                                   .out = out.data(),
-                                   .norm_weight = gain.data()};
-      check(moe_combine_cuda(combine, stream));
     };
     BenchLine line;
     line.kernel = "moe_stream";
@@ -134,7 +132,8 @@ void run_model(Bench& bench, const Model& m, MoeWeights kind, const std::vector<
 
 const BenchRegistration kBench("moe_stream", [](Bench& bench) {
   const std::vector<int> tokens = {1, 2, 4, 8, 16, 32, 64, 128}, few = {1, 32, 128};
-  const Model k3{"K3", 896, 16, 3584, 3072, true}, half{"K3 half", 448, 16, 3584, 3072, true}, linear{"Kimi-Linear", 256, 8, 2304, 1024, false};
+  const Model k3{"K3", 896, 16, 3584, 3072, true}, half{"K3 half", 448, 16, 3584, 3072, true},
+      linear{"Kimi-Linear", 256, 8, 2304, 1024, false};
   run_model(bench, k3, MoeWeights::mxfp4, tokens, 2.0, 1.6, 1.4, 1.2);
   run_model(bench, linear, MoeWeights::mxfp4, few, 2.0, 1.6, 1.4, 1.2);
   run_model(bench, half, MoeWeights::bf16, tokens, 1.3, 1.3, 1.12, 1.12);
@@ -146,14 +145,21 @@ const BenchRegistration kRouter("router", [](Bench& bench) {
     constexpr int kExperts = 896, kTopk = 16;
     const std::string name = fmt::format("T={} E={} top {}", tokens, kExperts, kTopk);
     if (!bench.wants("router", name)) continue;
-    const DeviceArray<float> logits(random_normal(static_cast<int64_t>(tokens) * kExperts, 1)), bias(random_normal(kExperts, 2, 0.1F)), weights(tokens * kTopk);
+    const DeviceArray<float> logits(random_normal(static_cast<int64_t>(tokens) * kExperts, 1)),
+        bias(random_normal(kExperts, 2, 0.1F)), weights(tokens * kTopk);
     const DeviceArray<int32_t> ids(tokens * kTopk);
     BenchLine line;
     line.kernel = "router";
     line.name = name;
     line.bytes = 4.0 * tokens * kExperts + 8.0 * tokens * kTopk;
     bench.run(line, [&](cudaStream_t stream, int) {
-      const RouterCuda args{.logits = logits.data(), .bias = bias.data(), .ids = ids.data(), .weights = weights.data(), .tokens = tokens, .experts = kExperts, .topk = kTopk};
+      const RouterCuda args{.logits = logits.data(),
+                            .bias = bias.data(),
+                            .ids = ids.data(),
+                            .weights = weights.data(),
+                            .tokens = tokens,
+                            .experts = kExperts,
+                            .topk = kTopk};
       check(router_cuda(args, stream));
     });
   }

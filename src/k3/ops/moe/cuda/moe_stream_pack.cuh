@@ -7,15 +7,15 @@
 
 namespace k3::ops::cuda {
 
-// Pairs of columns (0,1) (2,3) (4,5) (6,7) of the word, low half first, each value * 2^-126: the three magnitude bits lie at the top
-// of the mantissa and the bottom of the exponent, where the code of 0.5 is a subnormal of the right value.
+// Pairs of columns (0,1) (2,3) (4,5) (6,7) of the word, low half first, each value * 2^-126: the three magnitude bits lie at
+// the top of the mantissa and the bottom of the exponent, where the code of 0.5 is a subnormal of the right value.
 __device__ __forceinline__ void mxfp4_decode(uint32_t word, uint32_t (&out)[4]) {
   constexpr uint32_t kMask = 0x81C081C0U;
   out[0] = word & kMask;
   out[1] = (word << 3) & kMask;
   out[2] = (word << 6) & kMask;
-  // Bits 13, 14 to 22, 23 by 9; 10 to 24 by 14; 11 to 31 by 20; the upper half's come out 16 higher, in the upper word. No two
-  // of the twelve moved bits meet, so the product is a sum of shifts without carries.
+  // Bits 13, 14 to 22, 23 by 9; 10 to 24 by 14; 11 to 31 by 20; the upper half's come out 16 higher, in the upper word. No
+  // two of the twelve moved bits meet, so the product is a sum of shifts without carries.
   const uint64_t moved = static_cast<uint64_t>(word & 0x6C006C00U) * ((1U << 9) | (1U << 14) | (1U << 20));
   out[3] = (static_cast<uint32_t>(moved) & 0x81C00000U) | (static_cast<uint32_t>(moved >> 32) & 0x000081C0U);
 }

@@ -11,10 +11,10 @@ namespace {
 constexpr int kThreads = 256;
 
 struct Matrix {
-  const void *first, *second;             // w13: w1 and w3, 8 rows each of a unit; w2: twice the same
+  const void *first, *second;  // w13: w1 and w3, 8 rows each of a unit; w2: twice the same
   const uint8_t *first_scales, *second_scales;
   const float *first_factor, *second_factor;
-  int rows, cols;                         // of one of them
+  int rows, cols;  // of one of them
   bool w13;
 };
 
@@ -31,7 +31,8 @@ __device__ uint32_t permuted(uint32_t codes) {
 }
 
 // factors[i] = 2^max(0, largest byte - 128) of matrix i's scales.
-__global__ void __launch_bounds__(1024) largest_scale(const uint8_t* s1, const uint8_t* s2, const uint8_t* s3, int64_t count, float* factors) {
+__global__ void __launch_bounds__(1024)
+    largest_scale(const uint8_t* s1, const uint8_t* s2, const uint8_t* s3, int64_t count, float* factors) {
   const uint8_t* scales = blockIdx.x == 0 ? s1 : blockIdx.x == 1 ? s2 : s3;
   __shared__ int largest;
   if (threadIdx.x == 0) largest = 0;
@@ -54,13 +55,16 @@ __device__ int scale_byte(const Matrix& m, int unit, int half, int g, int group)
 __global__ void __launch_bounds__(kThreads) pack_mxfp4(const Matrix m, int units, int chunks, uint32_t* out) {
   constexpr int kWords = 2176 / 4;
   const int64_t total = static_cast<int64_t>(units) * chunks * kWords;
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < total; i += static_cast<int64_t>(gridDim.x) * kThreads) {
-    const int word = static_cast<int>(i % kWords), chunk = static_cast<int>(i / kWords % chunks), unit = static_cast<int>(i / kWords / chunks);
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < total;
+       i += static_cast<int64_t>(gridDim.x) * kThreads) {
+    const int word = static_cast<int>(i % kWords), chunk = static_cast<int>(i / kWords % chunks),
+              unit = static_cast<int>(i / kWords / chunks);
     uint32_t value = 0;
     if (word < 32) {  // [g][q / 2]: bytes [q % 2][half]
       const int g = word / 4, q = word % 4 * 2;
 #pragma unroll
-      for (int b = 0; b < 4; ++b) value |= static_cast<uint32_t>(scale_byte(m, unit, b & 1, g, chunk * 8 + q + b / 2)) << (8 * b);
+      for (int b = 0; b < 4; ++b)
+        value |= static_cast<uint32_t>(scale_byte(m, unit, b & 1, g, chunk * 8 + q + b / 2)) << (8 * b);
     } else {  // [q / 2][lane][q % 2][half]
       const int w = word - 32, half = w & 1, q = w / 128 * 2 + (w >> 1 & 1), lane = w / 4 % 32;
       const int row = row_of(m, unit, half, lane / 4), col = chunk * 256 + q * 32 + lane % 4 * 8;
@@ -76,7 +80,8 @@ __global__ void __launch_bounds__(kThreads) pack_mxfp4(const Matrix m, int units
 __global__ void __launch_bounds__(kThreads) pack_bf16(const Matrix m, int units, int chunks, uint4* out) {
   constexpr int kPieces = 4096 / 16;
   const int64_t total = static_cast<int64_t>(units) * chunks * kPieces;
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < total; i += static_cast<int64_t>(gridDim.x) * kThreads) {
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < total;
+       i += static_cast<int64_t>(gridDim.x) * kThreads) {
     const int piece = static_cast<int>(i % kPieces), chunk = static_cast<int>(i / kPieces % chunks);
     const int unit = static_cast<int>(i / kPieces / chunks), lane = piece % 32, half = piece / 32 & 1, q = piece / 64;
     const int row = row_of(m, unit, half, lane / 4), col = chunk * 128 + q * 32 + lane % 4 * 8;
@@ -89,10 +94,12 @@ __global__ void __launch_bounds__(kThreads) pack_bf16(const Matrix m, int units,
 }
 
 // One thread a lane's 8 columns of a group.
-__global__ void __launch_bounds__(kThreads) unpack(MoeWeights kind, const uint8_t* packed, bool w13, int rows, int cols, uint4* out) {
+__global__ void __launch_bounds__(kThreads)
+    unpack(MoeWeights kind, const uint8_t* packed, bool w13, int rows, int cols, uint4* out) {
   const int64_t total = static_cast<int64_t>(rows) * cols / 8;
   const int columns = static_cast<int>(moe_chunk_columns(kind)), chunks = (cols + columns - 1) / columns;
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < total; i += static_cast<int64_t>(gridDim.x) * kThreads) {
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < total;
+       i += static_cast<int64_t>(gridDim.x) * kThreads) {
     int row = static_cast<int>(i / (cols / 8));
     const int col = static_cast<int>(i % (cols / 8)) * 8, chunk = col / columns, q = col % columns / 32, t = col / 8 % 4;
     int half = row / 8 & 1, unit = row / 16;
@@ -104,10 +111,12 @@ __global__ void __launch_bounds__(kThreads) unpack(MoeWeights kind, const uint8_
       continue;
     }
     const uint32_t scales = *reinterpret_cast<const uint32_t*>(at + g * 16 + q / 2 * 4), pair = mxfp4_factors(scales, q & 1);
-    const __nv_bfloat162 both = *reinterpret_cast<const __nv_bfloat162*>(&pair), factor = half == 0 ? __low2bfloat162(both) : __high2bfloat162(both);
+    const __nv_bfloat162 both = *reinterpret_cast<const __nv_bfloat162*>(&pair),
+                         factor = half == 0 ? __low2bfloat162(both) : __high2bfloat162(both);
     uint32_t values[4];
     mxfp4_decode(*reinterpret_cast<const uint32_t*>(at + 128 + q / 2 * 512 + lane * 16 + (q & 1) * 8 + half * 4), values);
-    out[i] = {mxfp4_scaled(values[0], factor), mxfp4_scaled(values[1], factor), mxfp4_scaled(values[2], factor), mxfp4_scaled(values[3], factor)};
+    out[i] = {mxfp4_scaled(values[0], factor), mxfp4_scaled(values[1], factor), mxfp4_scaled(values[2], factor),
+              mxfp4_scaled(values[3], factor)};
   }
 }
 

@@ -1,13 +1,19 @@
 // Experts for few tokens: weights stream through shared memory once, tokens are the N side of the products.
 //
-// A block owns a range of units (16 packed rows, all of K) of the tiles in order; a segment is the part of the range inside one tile.
-// The chunks of a segment, one after another in memory, are split evenly over the warps; each warp fetches its own by bulk copies
-// into a ring of its own, which runs ahead across segments, so that only the activations of a segment (B fragments in shared memory)
-// make the warps meet. A unit that two warps share is summed in shared memory by the warp that has its beginning.
+// A block owns a range of units (16 packed rows, all of K) of the tiles in order; a segment is the part of the range inside
+// one tile. The chunks of a segment, one after another in memory, are split evenly over the warps; each warp fetches its own
+// by bulk copies into a ring of its own, which runs ahead across segments, so that only the activations of a segment (B
+// fragments in shared memory) make the warps meet. A unit that two warps share is summed in shared memory by the warp that
+// has its beginning.
+//
+// One launch does all: after its part of the gate and up rows a block goes on to its part of the down rows, whose weights
+// are on their way by then; counters in memory say which tiles' activations are complete, and when all is there the blocks
+// sum up the tokens. So all blocks must be resident at once: one a multiprocessor.
 #include <cuda_bf16.h>
 
 #include "k3/ops/cuda/launch.cuh"
 #include "k3/ops/cuda/ptx.cuh"
+#include "k3/ops/moe/cuda/moe_combine_cuda.cuh"
 #include "k3/ops/moe/cuda/moe_stream_pack.cuh"
 #include "k3/ops/moe/cuda/moe_stream_types.h"
 
@@ -18,7 +24,10 @@ constexpr int kSmallTokens = 8, kSmallSlots = 128;
 
 __device__ __forceinline__ uint4 shared_load(uint32_t address) {
   uint4 v;
-  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];\n" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address) : "memory");
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];\n"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(address)
+               : "memory");
   return v;
 }
 
@@ -29,14 +38,24 @@ __device__ __forceinline__ float glu(const MoeGlu& kind, float gate, float up) {
   return kind.beta * tanhf(gate / kind.beta) * sigmoid * up;
 }
 
-// Products of one chunk. B fragments of its first group lie at `b`; kBlocks of 8 tokens.
-template <MoeWeights kKind, int kBlocks>
+__device__ __forceinline__ int acquire_load(const int32_t* p) {
+  int v;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];\n" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
+
+__device__ __forceinline__ void release_add(int32_t* p, int value) {
+  asm volatile("red.release.gpu.global.add.s32 [%0], %1;\n" ::"l"(p), "r"(value) : "memory");
+}
+
+// Products of one chunk with the first kUsed of kBlocks blocks of 8 tokens; `b`: B fragments of its first group.
+template <MoeWeights kKind, int kBlocks, int kUsed>
 __device__ __forceinline__ void multiply(uint32_t chunk, uint32_t b, int lane, float (&acc)[2][kBlocks][4]) {
   constexpr int kGroups = static_cast<int>(moe_chunk_columns(kKind)) / 32;
   const auto products = [&](int q, const uint32_t(&low)[4], const uint32_t(&high)[4]) {  // rows g and g + 8
     const uint32_t first[4] = {low[0], high[0], low[1], high[1]}, second[4] = {low[2], high[2], low[3], high[3]};
 #pragma unroll
-    for (int n = 0; n < kBlocks; ++n) {
+    for (int n = 0; n < kUsed; ++n) {
       const uint4 x = shared_load(b + static_cast<uint32_t>((q * kBlocks + n) * 512));
       const uint32_t x0[2] = {x.x, x.y}, x1[2] = {x.z, x.w};
       mma_bf16(acc[q & 1][n], first, x0);
@@ -47,7 +66,8 @@ __device__ __forceinline__ void multiply(uint32_t chunk, uint32_t b, int lane, f
   if constexpr (kKind == MoeWeights::bf16) {
 #pragma unroll
     for (int q = 0; q < kGroups; ++q) {
-      const uint4 l = shared_load(at + static_cast<uint32_t>(q * 1024)), h = shared_load(at + static_cast<uint32_t>(q * 1024 + 512));
+      const uint4 l = shared_load(at + static_cast<uint32_t>(q * 1024)),
+                  h = shared_load(at + static_cast<uint32_t>(q * 1024 + 512));
       const uint32_t low[4] = {l.x, l.y, l.z, l.w}, high[4] = {h.x, h.y, h.z, h.w};
       products(q, low, high);
     }
@@ -74,13 +94,18 @@ __device__ __forceinline__ void multiply(uint32_t chunk, uint32_t b, int lane, f
   }
 }
 
-// What the blocks of a pass must know of the routing. in_order (tokens <= 8): tile i is the i-th distinct expert in the order of ids,
+// What a block must know of the routing. in_order (tokens <= 8): tile i is the i-th distinct expert in the order of ids,
 // column n is token n, slots from a table; else tiles and slots come from the plan.
 struct Table {
-  int16_t* expert;  // [max_tiles], from the block's first tile on
+  float* factors;   // [max_tiles][4], from the block's first tile on
   int32_t* rows;    // planned: [max_tiles][2] first row, rows
+  int16_t* expert;  // [max_tiles]
   uint8_t* slot;    // in order: [kSmallSlots][8], 255: none
 };
+
+__device__ __forceinline__ int quotient(int x, const MoeDivisor& d) {
+  return d.magic == 0 ? x : static_cast<int>(__umulhi(static_cast<uint32_t>(x), d.magic));
+}
 
 __device__ int tokens_now(const MoeStreamPass& p) {
   if (p.token_count == nullptr) return p.tokens;
@@ -88,121 +113,128 @@ __device__ int tokens_now(const MoeStreamPass& p) {
   return count < 0 ? 0 : count < p.tokens ? count : p.tokens;
 }
 
-// Returns the number of tiles. By all threads; at least 128.
-__device__ int small_table(const MoeStreamPass& p, const Table& table) {
+// The table in order; `slots` are those of real tokens. Table::slot is all 255 and a barrier has passed. Returns the number
+// of tiles. By all threads, at least 128; ends with a barrier.
+__device__ int small_table(const MoeStreamPass& p, const Table& table, int slots) {
   __shared__ int16_t local[kSmallSlots], tile_of[kSmallSlots];
   __shared__ int firsts[4];
-  const int tid = static_cast<int>(threadIdx.x), slots = tokens_now(p) * p.topk;
-  for (int i = tid; i < kSmallSlots * kSmallTokens / 4; i += static_cast<int>(blockDim.x)) reinterpret_cast<uint32_t*>(table.slot)[i] = 0xFFFFFFFFU;
-  if (tid < kSmallSlots) {
-    const int e = tid < slots ? p.ids[tid] - p.first_expert : -1;
-    local[tid] = static_cast<int16_t>(e >= 0 && e < p.experts ? e : -1);
+  const int tid = static_cast<int>(threadIdx.x), lane = tid % 32, warp = tid / 32;
+  const bool one_warp = slots <= 32;
+  if (warp >= (one_warp ? 1 : 4)) {
+    __syncthreads();
+    if (!one_warp) __syncthreads();
+    if (!one_warp) __syncthreads();
+    return one_warp ? firsts[0] : firsts[0] + firsts[1] + firsts[2] + firsts[3];
   }
-  __syncthreads();
-  int leader = tid, mine = -1, before = 0;
-  if (tid < kSmallSlots) {
-    mine = local[tid];
-    for (int i = 0; i < slots; ++i) {
-      if (local[i] == mine && i < leader) leader = i;
+  const int global = tid < slots ? p.ids[tid] - p.first_expert : -1, mine = global >= 0 && global < p.experts ? global : -1;
+  int leader = warp * 32 + __ffs(static_cast<int>(__match_any_sync(0xFFFFFFFFU, mine))) - 1;
+  if (!one_warp) {
+    local[tid] = static_cast<int16_t>(mine);
+    __syncthreads();
+#pragma unroll 8
+    for (int i = warp * 32 - 1; i >= 0; --i) {
+      if (local[i] == mine) leader = i;
     }
-    const unsigned vote = __ballot_sync(0xFFFFFFFFU, mine >= 0 && leader == tid);
-    before = __popc(vote & ((1U << (tid % 32)) - 1));
-    if (tid % 32 == 0) firsts[tid / 32] = __popc(vote);
   }
-  __syncthreads();
-  int count = 0;
-  for (int w = 0; w < 4; ++w) {
-    if (w < tid / 32) before += firsts[w];
-    count += firsts[w];
+  const unsigned vote = __ballot_sync(0xFFFFFFFFU, mine >= 0 && leader == tid);
+  int before = __popc(vote & ((1U << lane) - 1)), count = __popc(vote);
+  if (lane == 0) firsts[warp] = count;
+  if (!one_warp) {
+    __syncthreads();
+    count = 0;
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      if (w < warp) before += firsts[w];
+      count += firsts[w];
+    }
   }
-  if (tid < kSmallSlots && mine >= 0 && leader == tid) {
+  if (mine >= 0 && leader == tid) {
     tile_of[tid] = static_cast<int16_t>(before);
     table.expert[before] = static_cast<int16_t>(mine);
+    if (p.factors != nullptr) cp_async<16>(shared_address(table.factors + before * 4), p.factors + mine * 4);
   }
-  __syncthreads();
-  if (tid < kSmallSlots && mine >= 0) table.slot[tile_of[leader] * kSmallTokens + tid / p.topk] = static_cast<uint8_t>(tid);
+  if (one_warp) {
+    __syncwarp();
+  } else {
+    named_barrier(1, 128);
+  }
+  if (mine >= 0) table.slot[tile_of[leader] * kSmallTokens + tid / p.topk] = static_cast<uint8_t>(tid);
   __syncthreads();
   return count;
 }
 
-template <MoeWeights kKind, bool kGate, int kBlocks, int kWarps, int kStages>
-__global__ void __launch_bounds__(kWarps * 32, 1) stream_pass(const __grid_constant__ MoeStreamPass p, int b_bytes) {
-  constexpr int kTile = kBlocks * 8, kThreads = kWarps * 32, kBytes = static_cast<int>(moe_chunk_bytes(kKind));
-  constexpr int kColumns = static_cast<int>(moe_chunk_columns(kKind));
+template <MoeWeights kKind, int kBlocks, int kWarps, int kStages, int kPer>
+__global__ void __launch_bounds__(kWarps * 32, 1) stream_experts(const __grid_constant__ MoeStreamPass p) {
+  constexpr int kThreads = kWarps * 32, kBytes = static_cast<int>(moe_chunk_bytes(kKind)), kStage = kPer * kBytes;
+  constexpr int kGroups = static_cast<int>(moe_chunk_columns(kKind)) / 32;
+  static_assert(kWarps % kBlocks == 0, "a thread's column is fixed");
   extern __shared__ __align__(128) uint8_t shared[];
-  // B fragments | rings | shared units | barriers | table
+  __shared__ __align__(8) uint64_t all_bars[kWarps * kStages];
+  // B fragments | rings | shared units | table
   const uint32_t b_base = shared_address(shared);
-  float* joined = reinterpret_cast<float*>(shared + b_bytes + kWarps * kStages * kBytes);
-  const uint32_t bars = shared_address(joined + kWarps * 32 * kBlocks * 4);
-  uint8_t* tables = reinterpret_cast<uint8_t*>(joined + kWarps * 32 * kBlocks * 4) + kWarps * kStages * 8;
+  float* joined = reinterpret_cast<float*>(shared + p.b_bytes + kWarps * kStages * kStage);
+  float* tables = joined + kWarps * 32 * kBlocks * 4;
   const bool in_order = p.tiles == nullptr;
-  const Table table{reinterpret_cast<int16_t*>(tables + (in_order ? kSmallSlots * kSmallTokens : p.max_tiles * 8)),
-                    reinterpret_cast<int32_t*>(tables), tables};
+  Table table;
+  table.factors = tables;
+  table.rows = reinterpret_cast<int32_t*>(tables + p.max_tiles * 4);
+  table.slot = reinterpret_cast<uint8_t*>(table.rows);
+  table.expert = reinterpret_cast<int16_t*>(table.rows + p.max_tiles * 2);  // slots of a tile in order: 8 bytes, too
   const int tid = static_cast<int>(threadIdx.x), lane = tid % 32, warp = tid / 32, g = lane / 4, t = lane % 4;
-  const uint32_t ring = b_base + static_cast<uint32_t>(b_bytes + warp * kStages * kBytes), my_bars = bars + static_cast<uint32_t>(warp * kStages * 8);
+  const uint32_t ring = b_base + static_cast<uint32_t>(p.b_bytes + warp * kStages * kStage),
+                 my_bars = shared_address(all_bars + warp * kStages);
   if (lane < kStages) mbar_init(my_bars + static_cast<uint32_t>(lane) * 8, 1);
   mbar_init_fence();
-
-  // The routing is older than the pass before: the down pass may read it before it waits for the activations.
-  if constexpr (kGate) {
-    pdl_wait();
-    pdl_release();
-  }
-  int tile_count, first_tile = 0;
   if (in_order) {
-    tile_count = small_table(p, table);
-  } else {
-    tile_count = *p.tile_count;
+    for (int i = tid; i < kSmallSlots * kSmallTokens / 4; i += kThreads)
+      reinterpret_cast<uint32_t*>(table.slot)[i] = 0xFFFFFFFFU;
   }
-  const int64_t all_units = static_cast<int64_t>(tile_count) * p.units;
-  const int begin = static_cast<int>(all_units * blockIdx.x / gridDim.x), end = static_cast<int>(all_units * (blockIdx.x + 1) / gridDim.x);
+  __syncthreads();
+  pdl_wait();
+  pdl_release();
+
+  const int tokens = tokens_now(p);
+  // B fragments of a segment: a thread always copies for the same column.
+  const auto copy_b = [&](int phase, int row) {
+    if (row >= 0) {
+      const int columns = p.columns[phase], pieces = p.chunks[phase] * kGroups * kBlocks;
+      const __nv_bfloat16* x =
+          static_cast<const __nv_bfloat16*>(phase == 0 ? p.z : p.hidden) + static_cast<int64_t>(row) * columns;
+      for (int i = warp; i < pieces; i += kWarps) {
+        const int column = i / kBlocks * 32 + t * 8;
+        const bool inside = column < columns;
+        cp_async<16>(b_base + static_cast<uint32_t>(i * 512 + lane * 16), x + (inside ? column : 0), inside);
+      }
+    }
+    cp_async_commit();
+  };
+  // Activations before weights: what comes after the first fill of the rings waits for it.
+  if (in_order) copy_b(0, g < tokens ? g : -1);
+  const int tile_count = in_order ? small_table(p, table, tokens * p.topk) : *p.tile_count;
+  const auto part_of = [&](int units, int block) {  // the first unit of a block
+    return static_cast<int>(static_cast<uint32_t>(tile_count * units) * static_cast<uint32_t>(block) / gridDim.x);
+  };
+  const int block = static_cast<int>(blockIdx.x);
+  const int begins[2] = {part_of(p.units[0], block), part_of(p.units[1], block)},
+            ends[2] = {part_of(p.units[0], block + 1), part_of(p.units[1], block + 1)};
+  // Both passes divide the tiles alike, so that these are the tiles of both.
+  const int first_tile = in_order ? 0 : quotient(begins[0], p.by_units[0]);
+  if (in_order) cp_async_commit();  // the factors
   if (!in_order) {
-    first_tile = begin / p.units;
-    const int count = end > begin ? (end - 1) / p.units + 1 - first_tile : 0;
-    for (int i = tid; i < count; i += kThreads) {
+    const int last_tile = (tile_count * (block + 1) + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x);
+    for (int i = tid; i < last_tile - first_tile; i += kThreads) {
       const MoeTile tile = p.tiles[first_tile + i];
       table.expert[i] = static_cast<int16_t>(tile.expert);
       table.rows[2 * i] = tile.row;
       table.rows[2 * i + 1] = tile.rows;
+      if (p.factors != nullptr) cp_async<16>(shared_address(table.factors + 4 * i), p.factors + tile.expert * 4);
     }
+    __syncthreads();
   }
-  __syncthreads();
-  const bool one_segment = in_order && kGate;  // B is the tokens themselves
-  const auto segment_end = [&](int from) { return one_segment ? end : min(end, (from / p.units + 1) * p.units); };
-  const auto share = [&](int from, int to, int w) { return static_cast<int>(static_cast<int64_t>(to - from) * p.chunks * w / kWarps); };
-
-  // Where this warp's next fetch comes from: chunk `at` of [.., until) of the segment [from, to), `left` chunks until the address jumps.
-  const uint8_t* source = nullptr;
-  int from = begin, to = begin, at = 0, until = 0, left = 0;
-  const auto fetch = [&](uint32_t stage) {
-    if (left == 0) {
-      while (at == until) {
-        if (to == end) return;
-        from = to;
-        to = segment_end(from);
-        at = share(from, to, warp);
-        until = share(from, to, warp + 1);
-      }
-      const int chunk = from * p.chunks + at, tile = chunk / (p.units * p.chunks), inside = chunk - tile * (p.units * p.chunks);
-      const int64_t expert = table.expert[tile - first_tile];
-      source = static_cast<const uint8_t*>(p.packed) + (expert * (static_cast<int64_t>(p.units) * p.chunks) + inside) * kBytes;
-      left = min(until - at, p.units * p.chunks - inside);
-    }
-    if (lane == 0) {
-      mbar_expect(my_bars + stage * 8, kBytes);
-      bulk_load(ring + stage * kBytes, source, kBytes, my_bars + stage * 8);
-    }
-    source += kBytes;
-    ++at;
-    --left;
+  // B of the first pass in order is the tokens themselves: one segment.
+  const auto segment_end = [&](int phase, int from, int end) {
+    return in_order && phase == 0 ? end : min(end, (quotient(from, p.by_units[phase]) + 1) * p.units[phase]);
   };
-#pragma unroll
-  for (int i = 0; i < kStages; ++i) fetch(static_cast<uint32_t>(i));
-  if constexpr (!kGate) {
-    pdl_wait();
-    pdl_release();
-  }
-
   const auto slot_of = [&](int tile, int n) {  // of column n, or -1
     if (in_order) {
       const int slot = table.slot[tile * kSmallTokens + n];
@@ -211,36 +243,67 @@ __global__ void __launch_bounds__(kWarps * 32, 1) stream_pass(const __grid_const
     const int* rows = table.rows + 2 * (tile - first_tile);
     return n < rows[1] ? p.row_slot[rows[0] + n] : -1;
   };
-  // B fragments of a segment: a thread always copies for the same column.
-  const int groups = p.chunks * (kColumns / 32);
-  const auto load_b = [&](int tile) {
-    const int n = warp % kBlocks * 8 + g;
-    int row;
-    if (one_segment) {
-      row = n < tokens_now(p) ? n : -1;
-    } else {
-      row = slot_of(tile, n);
-      if (kGate && row >= 0) row /= p.topk;
-    }
-    if (row >= 0) {
-      const __nv_bfloat16* x = static_cast<const __nv_bfloat16*>(p.in) + static_cast<int64_t>(row) * p.columns;
-      for (int i = warp; i < groups * kBlocks; i += kWarps) {
-        const int column = i / kBlocks * 32 + t * 8;
-        const bool inside = column < p.columns;
-        cp_async<16>(b_base + static_cast<uint32_t>(i * 512 + lane * 16), x + (inside ? column : 0), inside);
+  const auto load_b = [&](int phase, int tile) {
+    if (phase == 1) {
+      if (lane == 0) {
+        while (acquire_load(p.counters + 2 + tile) < p.units[0]) {
+        }
       }
+      __syncwarp();
     }
-    cp_async_commit();
+    const int slot = slot_of(tile, warp % kBlocks * 8 + g);
+    copy_b(phase, phase == 0 && slot >= 0 ? slot / p.topk : slot);
   };
-  static_assert(kWarps % kBlocks == 0, "a thread's column is fixed");
+  if (!in_order && begins[0] < ends[0]) load_b(0, first_tile);
+  const auto share = [&](int phase, int units, int w) { return units * p.chunks[phase] * w / kWarps; };
 
-  const auto store = [&](int unit, float (&acc)[2][kBlocks][4]) {  // of the block's numbering
-    const int tile = unit / p.units, row = (unit - tile * p.units) * (kGate ? 8 : 16) + g;
+  // Where this warp's next fetch comes from: chunk `at` of [.., until) of the segment [from, to), `left` chunks until the
+  // address jumps.
+  struct {
+    int phase, from, to, end, at, until, left;
+    const uint8_t* source;
+  } f{0, 0, begins[0], ends[0], 0, 0, 0, nullptr};
+  const auto fetch = [&](uint32_t stage) {
+    if (f.left == 0) {
+      while (f.at == f.until) {
+        if (f.to == f.end) {
+          if (f.phase == 1) return;
+          f.phase = 1;
+          f.to = begins[1];
+          f.end = ends[1];
+          continue;
+        }
+        f.from = f.to;
+        f.to = segment_end(f.phase, f.from, f.end);
+        f.at = share(f.phase, f.to - f.from, warp);
+        f.until = share(f.phase, f.to - f.from, warp + 1);
+      }
+      const int of_tile = p.units[f.phase] * p.chunks[f.phase],
+                tile = quotient(f.from + quotient(f.at, p.by_chunks[f.phase]), p.by_units[f.phase]);
+      const int inside = f.from * p.chunks[f.phase] + f.at - tile * of_tile;
+      f.source = static_cast<const uint8_t*>(p.packed[f.phase]) +
+                 (static_cast<int64_t>(table.expert[tile - first_tile]) * of_tile + inside) * kBytes;
+      f.left = min(f.until - f.at, of_tile - inside);
+    }
+    const int count = min(f.left, kPer);
+    if (lane == 0) {
+      mbar_expect(my_bars + stage * 8, static_cast<uint32_t>(count * kBytes));
+      bulk_load(ring + stage * kStage, f.source, static_cast<uint32_t>(count * kBytes), my_bars + stage * 8);
+    }
+    f.source += count * kBytes;
+    f.at += count;
+    f.left -= count;
+  };
+#pragma unroll
+  for (int i = 0; i < kStages; ++i) fetch(static_cast<uint32_t>(i));
+
+  const auto store = [&](int phase, int unit, const float(&acc)[2][kBlocks][4]) {
+    const int tile = quotient(unit, p.by_units[phase]), row = (unit - tile * p.units[phase]) * (phase == 0 ? 8 : 16) + g;
     float scale[2] = {1, 1};
     if (p.factors != nullptr) {
-      const float* f = p.factors + static_cast<int64_t>(table.expert[tile - first_tile]) * 4;
-      scale[0] = f[kGate ? 0 : 1];
-      scale[1] = f[kGate ? 2 : 1];
+      const float* factors = table.factors + (tile - first_tile) * 4;
+      scale[0] = factors[phase == 0 ? 0 : 1];
+      scale[1] = factors[phase == 0 ? 2 : 1];
     }
 #pragma unroll
     for (int n = 0; n < kBlocks; ++n) {
@@ -248,99 +311,160 @@ __global__ void __launch_bounds__(kWarps * 32, 1) stream_pass(const __grid_const
       for (int i = 0; i < 2; ++i) {
         const int64_t slot = slot_of(tile, n * 8 + t * 2 + i);
         if (slot < 0) continue;
-        const float first = (acc[0][n][i] + acc[1][n][i]) * scale[0], second = (acc[0][n][2 + i] + acc[1][n][2 + i]) * scale[1];
-        if constexpr (kGate) {
-          static_cast<__nv_bfloat16*>(p.out)[slot * p.rows + row] = __float2bfloat16(glu(p.glu, first, second));
+        const float first = (acc[0][n][i] + acc[1][n][i]) * scale[0],
+                    second = (acc[0][n][2 + i] + acc[1][n][2 + i]) * scale[1];
+        if (phase == 0) {
+          static_cast<__nv_bfloat16*>(p.hidden)[slot * p.columns[1] + row] = __float2bfloat16(glu(p.glu, first, second));
         } else {
-          float* out = static_cast<float*>(p.out) + slot * p.rows;
+          float* out = p.slot_out + slot * p.columns[0];
           out[row] = first;
-          if (row + 8 < p.rows) out[row + 8] = second;
+          if (row + 8 < p.columns[0]) out[row + 8] = second;
         }
       }
     }
   };
+  const auto announce = [&](int from, int to) {  // units of activations, stored by all before a barrier
+    if (tid != 0) return;
+    while (from < to) {
+      const int tile = quotient(from, p.by_units[0]), until = min(to, (tile + 1) * p.units[0]);
+      release_add(p.counters + 2 + tile, until - from);
+      from = until;
+    }
+  };
 
   uint32_t stage = 0, parity = 0;
-  if (begin < end) load_b(begin / p.units);
-  for (int seg = begin; seg < end;) {
-    const int seg_end = segment_end(seg);
-    cp_async_wait<0>();
-    __syncthreads();
-    const int first = share(seg, seg_end, warp), last = share(seg, seg_end, warp + 1);
-    float acc[2][kBlocks][4] = {};
-    int unit = seg + first / p.chunks, k = first % p.chunks;
-    bool begun_before = k != 0;
-    for (int c = first; c < last; ++c) {
-      mbar_wait(my_bars + stage * 8, parity);
-      multiply<kKind, kBlocks>(ring + stage * kBytes, b_base + static_cast<uint32_t>(k * (kColumns / 32) * kBlocks * 512 + lane * 16), lane, acc);
-      __syncwarp();
-      fetch(stage);
-      if (++stage == kStages) stage = 0, parity ^= 1;
-      ++k;
-      if (k == p.chunks || (c + 1 == last && begun_before)) {  // complete, or this warp's part of a unit that an earlier warp began
-        if (begun_before) {
+  int pending = 0, pending_end = 0;  // units to announce after the next barrier
+#pragma unroll 1
+  for (int phase = 0; phase < 2; ++phase) {
+    const int begin = phase == 0 ? begins[0] : begins[1], end = phase == 0 ? ends[0] : ends[1], chunks = p.chunks[phase],
+              units = p.units[phase];
+    if (phase == 1 && begin < end) load_b(phase, quotient(begin, p.by_units[phase]));
+#pragma unroll 1
+    for (int seg = begin; seg < end;) {
+      const int seg_end = segment_end(phase, seg, end), seg_units = seg_end - seg;
+      const bool few = kBlocks > 1 && table.rows[2 * (quotient(seg, p.by_units[phase]) - first_tile) + 1] <= 8;
+      cp_async_wait<0>();
+      __syncthreads();
+      announce(pending, pending_end);
+      pending = pending_end;
+      const int first = share(phase, seg_units, warp), last = share(phase, seg_units, warp + 1);
+      float acc[2][kBlocks][4] = {};
+      int unit = seg + quotient(first, p.by_chunks[phase]), k = first - (unit - seg) * chunks;
+      bool begun_before = k != 0;
+      int run = 0;  // chunks until the address jumps
+      for (int c = first; c < last;) {
+        mbar_wait(my_bars + stage * 8, parity);
+        if (run == 0) {
+          run = last - c;
+          if (in_order) run = min(run, ((quotient(unit, p.by_units[phase]) + 1) * units - unit) * chunks - k);
+        }
+        const int have = min(run, kPer);
+        run -= have;
+        uint32_t chunk = ring + stage * kStage;
+        for (int i = 0; i < have; ++i, chunk += kBytes) {
+          const uint32_t b = b_base + static_cast<uint32_t>(k * kGroups * kBlocks * 512 + lane * 16);
+          if (few) {
+            multiply<kKind, kBlocks, 1>(chunk, b, lane, acc);
+          } else {
+            multiply<kKind, kBlocks, kBlocks>(chunk, b, lane, acc);
+          }
+          ++k;
+          ++c;
+          if (k == chunks ||
+              (c == last && begun_before)) {  // complete, or this warp's part of a unit that an earlier warp began
+            if (begun_before) {
+#pragma unroll
+              for (int n = 0; n < kBlocks; ++n) {
+                float4* to_join = reinterpret_cast<float4*>(joined) + (warp * kBlocks + n) * 32 + lane;
+                *to_join = {acc[0][n][0] + acc[1][n][0], acc[0][n][1] + acc[1][n][1], acc[0][n][2] + acc[1][n][2],
+                            acc[0][n][3] + acc[1][n][3]};
+              }
+            } else {
+              store(phase, unit, acc);
+            }
+#pragma unroll
+            for (int n = 0; n < kBlocks; ++n) {
+#pragma unroll
+              for (int j = 0; j < 4; ++j) acc[0][n][j] = acc[1][n][j] = 0;
+            }
+            if (k == chunks) {
+              k = 0;
+              ++unit;
+              begun_before = false;
+            }
+          }
+        }
+        __syncwarp();
+        fetch(stage);
+        if (++stage == kStages) stage = 0, parity ^= 1;
+      }
+      __syncthreads();  // B is free, and the parts are there
+      if (seg_end < end) load_b(phase, quotient(seg_end, p.by_units[phase]));
+      if (first < last && k != 0 && !begun_before) {  // the end of this unit is with the warps after
+        for (int w = warp + 1; w < kWarps && share(phase, seg_units, w) < (unit - seg + 1) * chunks; ++w) {
+          if (share(phase, seg_units, w) == share(phase, seg_units, w + 1)) continue;
 #pragma unroll
           for (int n = 0; n < kBlocks; ++n) {
-            float4* to_join = reinterpret_cast<float4*>(joined) + (warp * kBlocks + n) * 32 + lane;
-            *to_join = {acc[0][n][0] + acc[1][n][0], acc[0][n][1] + acc[1][n][1], acc[0][n][2] + acc[1][n][2], acc[0][n][3] + acc[1][n][3]};
+            const float4 part = reinterpret_cast<const float4*>(joined)[(w * kBlocks + n) * 32 + lane];
+            acc[0][n][0] += part.x, acc[0][n][1] += part.y, acc[0][n][2] += part.z, acc[0][n][3] += part.w;
           }
-        } else {
-          store(unit, acc);
         }
-#pragma unroll
-        for (int n = 0; n < kBlocks; ++n) {
-#pragma unroll
-          for (int i = 0; i < 4; ++i) acc[0][n][i] = acc[1][n][i] = 0;
-        }
-        if (k == p.chunks) {
-          k = 0;
-          ++unit;
-          begun_before = false;
+        store(phase, unit, acc);
+      }
+      if (phase == 0) {
+        pending = seg;
+        pending_end = seg_end;
+        if (seg_end == end) {  // before this block waits for tiles of its own
+          __syncthreads();
+          announce(pending, pending_end);
+          pending = pending_end;
         }
       }
+      seg = seg_end;
     }
-    __syncthreads();  // B is free, and the parts are there
-    if (seg_end < end) load_b(seg_end / p.units);
-    if (first < last && k != 0 && !begun_before) {  // the end of this unit is with the warps after
-      for (int w = warp + 1; w < kWarps && share(seg, seg_end, w) < (unit - seg + 1) * p.chunks; ++w) {
-        if (share(seg, seg_end, w) == share(seg, seg_end, w + 1)) continue;
-#pragma unroll
-        for (int n = 0; n < kBlocks; ++n) {
-          const float4 part = reinterpret_cast<const float4*>(joined)[(w * kBlocks + n) * 32 + lane];
-          acc[0][n][0] += part.x, acc[0][n][1] += part.y, acc[0][n][2] += part.z, acc[0][n][3] += part.w;
+  }
+
+  const bool sums = p.sum.out != nullptr || p.sum.out_f32 != nullptr;
+  __syncthreads();
+  if (sums) {
+    if (tid == 0) release_add(p.counters, 1);
+    for (int token = block; token < tokens; token += static_cast<int>(gridDim.x)) {
+      const auto wait = [&] {
+        if (lane == 0) {
+          while (acquire_load(p.counters) < static_cast<int>(gridDim.x)) {
+          }
         }
-      }
-      store(unit, acc);
+        __syncwarp();
+      };
+      combine_token<kThreads>(p.sum, token, 0, 1, reinterpret_cast<float4*>(shared), wait);
     }
-    seg = seg_end;
+    __syncthreads();
+  }
+  if (tid == 0 && atomicAdd(p.counters + 1, 1) == static_cast<int>(gridDim.x) - 1) {  // the last to leave clears up
+    for (int i = 0; i < tile_count + 2; ++i) p.counters[i] = 0;
   }
 }
 
-template <MoeWeights kKind, bool kGate, int kBlocks, int kWarps, int kStages>
+template <MoeWeights kKind, int kBlocks, int kWarps, int kStages, int kPer>
 int launch_as(const MoeStreamConfig& c, const MoeStreamPass& p, cudaStream_t stream) {
-  const int b_bytes = p.chunks * static_cast<int>(moe_chunk_columns(kKind)) / 32 * kBlocks * 512;
-  LaunchOptions o{.grid = dim3(static_cast<unsigned>(c.grid)), .block = dim3(kWarps * 32), .shared_bytes = kGate ? c.shared_gate : c.shared_down,
+  LaunchOptions o{.grid = dim3(static_cast<unsigned>(c.grid)),
+                  .block = dim3(kWarps * 32),
+                  .shared_bytes = c.shared_bytes,
                   .dependent = true};
-  return launch(stream_pass<kKind, kGate, kBlocks, kWarps, kStages>, o, stream, p, b_bytes);
-}
-
-template <MoeWeights kKind, bool kGate>
-int launch_shape(const MoeStreamConfig& c, const MoeStreamPass& p, cudaStream_t stream) {
-  if constexpr (kKind == MoeWeights::mxfp4) {
-    if (c.tile == 8 && c.warps == 16 && c.stages == 4) return launch_as<kKind, kGate, 1, 16, 4>(c, p, stream);
-    if (c.tile == 16 && c.warps == 12 && c.stages == 3) return launch_as<kKind, kGate, 2, 12, 3>(c, p, stream);
-  } else {
-    if (c.tile == 8 && c.warps == 8 && c.stages == 4) return launch_as<kKind, kGate, 1, 8, 4>(c, p, stream);
-    if (c.tile == 16 && c.warps == 8 && c.stages == 3) return launch_as<kKind, kGate, 2, 8, 3>(c, p, stream);
-  }
-  return static_cast<int>(cudaErrorInvalidConfiguration);
+  return launch(stream_experts<kKind, kBlocks, kWarps, kStages, kPer>, o, stream, p);
 }
 
 }  // namespace
 
-int moe_stream_launch(MoeWeights kind, bool gate, const MoeStreamConfig& c, const MoeStreamPass& p, CUstream_st* stream) {
-  if (kind == MoeWeights::mxfp4) return gate ? launch_shape<MoeWeights::mxfp4, true>(c, p, stream) : launch_shape<MoeWeights::mxfp4, false>(c, p, stream);
-  return gate ? launch_shape<MoeWeights::bf16, true>(c, p, stream) : launch_shape<MoeWeights::bf16, false>(c, p, stream);
+int moe_stream_launch(MoeWeights kind, const MoeStreamConfig& c, const MoeStreamPass& p, CUstream_st* stream) {
+  const auto is = [&](MoeWeights k, int tile, int warps, int stages, int per) {
+    return kind == k && c.tile == tile && c.warps == warps && c.stages == stages && c.per == per;
+  };
+  if (is(MoeWeights::mxfp4, 8, 16, 2, 2)) return launch_as<MoeWeights::mxfp4, 1, 16, 2, 2>(c, p, stream);
+  if (is(MoeWeights::mxfp4, 16, 16, 2, 1)) return launch_as<MoeWeights::mxfp4, 2, 16, 2, 1>(c, p, stream);
+  if (is(MoeWeights::bf16, 8, 8, 4, 1)) return launch_as<MoeWeights::bf16, 1, 8, 4, 1>(c, p, stream);
+  if (is(MoeWeights::bf16, 16, 8, 3, 1)) return launch_as<MoeWeights::bf16, 2, 8, 3, 1>(c, p, stream);
+  return static_cast<int>(cudaErrorInvalidConfiguration);
 }
 
 }  // namespace k3::ops::cuda

@@ -1,5 +1,5 @@
-// Internal to ops/moe: the parameters of its kernels, free of everything that .cu files cannot take; moe_plan_cuda.h, moe_stream_pack.h
-// and moe_stream_cuda.h are the contracts.
+// Internal to ops/moe. The parameters of its kernels, free of everything that .cu files cannot take; the contracts are
+// moe_plan_cuda.h, moe_stream_pack.h and moe_stream_cuda.h.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ struct MoeTile {
 };
 
 struct MoePlanCuda {
-  const int32_t* ids = nullptr;          // global expert numbers; those outside [first_expert, first_expert + experts) are dropped
+  const int32_t* ids = nullptr;  // global expert numbers; those outside [first_expert, first_expert + experts) are dropped
   const int32_t* token_count = nullptr;  // on the device; null: `tokens`
   int tokens = 0;                        // at most this many; fixes the launch
   int topk = 1, experts = 0, first_expert = 0;
@@ -45,8 +45,9 @@ constexpr int64_t moe_packed_bytes(MoeWeights kind, int64_t rows, int64_t cols) 
   return (rows + 15) / 16 * ((cols + moe_chunk_columns(kind) - 1) / moe_chunk_columns(kind)) * moe_chunk_bytes(kind);
 }
 
-// Bit of a packed word that holds bit `bit` (3: sign) of code j = 0..7 (column 8 t + j). Codes 0..5 are where one shift by 0, 3 or 6
-// and one mask make two BF16 of them; 6 and 7 fill the gaps so that one product shifts all of their pieces into place.
+// Bit of a packed word that holds bit `bit` (3: sign) of code j = 0..7 (column 8 t + j). Codes 0..5 are where one shift by
+// 0, 3 or 6 and one mask make two BF16 of them; 6 and 7 fill the gaps so that one product shifts all of their pieces into
+// place.
 constexpr int mxfp4_word_bit(int j, int bit) {
   const int high = 16 * (j & 1);
   if (j < 6) return (bit == 3 ? 15 : 6 + bit) - 3 * (j / 2) + high;
@@ -70,28 +71,17 @@ struct MoePack {
 struct MoeExpertsCuda {
   MoeWeights kind = MoeWeights::mxfp4;
   int experts = 0, width = 0, hidden = 0;
-  const void* w13 = nullptr;  // expert e at e * moe_packed_bytes(kind, 2 * hidden, width)
-  const void* w2 = nullptr;   // expert e at e * moe_packed_bytes(kind, width, hidden)
+  const void* w13 = nullptr;       // expert e at e * moe_packed_bytes(kind, 2 * hidden, width)
+  const void* w2 = nullptr;        // expert e at e * moe_packed_bytes(kind, width, hidden)
   const float* factors = nullptr;  // mxfp4: [experts, 4]: of w1, w2, w3, unused
 };
 
 // ---- moe_stream_cuda.h ----
 
 struct MoeGlu {
-  bool situ = false;         // else SwiGLU
-  float beta = 1;            // situ
-  float linear_beta = 0;     // situ; 0: up passes through
-};
-
-struct MoeStreamCuda {
-  MoeExpertsCuda weights;
-  MoeGlu glu;
-  const void* z = nullptr;               // [tokens, R] bf16
-  const int32_t* ids = nullptr;          // [tokens, topk] global; those outside [first_expert, first_expert + experts) are left out
-  const int32_t* token_count = nullptr;  // on the device; null: `tokens`
-  int tokens = 0, topk = 1, first_expert = 0;
-  float* slot_out = nullptr;  // [tokens * topk, R]
-  void* workspace = nullptr;
+  bool situ = false;      // else SwiGLU
+  float beta = 1;         // situ
+  float linear_beta = 0;  // situ; 0: up passes through
 };
 
 struct MoeCombineCuda {
@@ -106,32 +96,60 @@ struct MoeCombineCuda {
   float eps = 1e-5F;
 };
 
-// How one call runs. tile: token columns of a product; in_order: no plan, the tokens themselves are the columns.
-struct MoeStreamConfig {
-  int tile = 8, warps = 16, stages = 4, grid = 1;
-  bool in_order = false;
-  int max_tiles = 0;  // of one block
-  int shared_gate = 0, shared_down = 0;
+struct MoeStreamCuda {
+  MoeExpertsCuda weights;
+  MoeGlu glu;
+  const void* z = nullptr;       // [tokens, R] bf16
+  const int32_t* ids = nullptr;  // [tokens, topk] global; those outside [first_expert, first_expert + experts) are left out
+  const int32_t* token_count = nullptr;  // on the device; null: `tokens`
+  int tokens = 0, topk = 1, first_expert = 0;
+  float* slot_out = nullptr;  // [tokens * topk, R]
+  void* workspace = nullptr;
+  // The sum in the same launch, when sum.out or sum.out_f32 is set; of `sum` only weights, out, out_f32, norm_weight and eps
+  // are read.
+  MoeCombineCuda sum = {};
 };
 
-// One pass over all tiles: z to activation (gate) or activation to slot_out (down).
+// How one call runs. tile: token columns of a product; per: chunks of a copy; in_order: no plan, the tokens themselves are
+// the columns.
+struct MoeStreamConfig {
+  int tile = 8, warps = 16, stages = 4, per = 1, grid = 1;
+  bool in_order = false;
+  int max_tiles = 0;  // of one block
+  int b_bytes = 0, shared_bytes = 0;
+};
+
+// Division of numbers below 2^32 / by.
+struct MoeDivisor {
+  uint32_t by = 1, magic = 0;
+  MoeDivisor() = default;
+  explicit MoeDivisor(int d)
+      : by(static_cast<uint32_t>(d)),
+        magic(d == 1 ? 0 : static_cast<uint32_t>((uint64_t{1} << 32) / static_cast<uint32_t>(d) + 1)) {}
+};
+
+// [0]: z to activation (gate and up); [1]: activation to slot_out (down).
 struct MoeStreamPass {
-  const void* packed;
+  const void* packed[2];
+  int columns[2], units[2], chunks[2];  // K, of 16 packed rows, of a unit
+  MoeDivisor by_units[2], by_chunks[2];
   const float* factors;
-  const void* in;  // bf16 [tokens or slots, columns]
-  void* out;
+  const void* z;
+  void* hidden;  // [tokens * topk, F] bf16
+  float* slot_out;
   const int32_t *ids, *token_count, *row_slot, *tile_count;
   const MoeTile* tiles;
+  int32_t* counters;  // zero between calls: blocks done, blocks gone, then units of each tile's activation that are there
   MoeGlu glu;
-  int columns, rows, units, chunks;  // K; F or R; of 16 packed rows; of a unit
-  int tokens, topk, first_expert, experts, max_tiles;
+  int tokens, topk, first_expert, experts, max_tiles, b_bytes;
+  MoeCombineCuda sum;
 };
 
 // ---- launchers (cudaError_t) ----
 
 int moe_plan_launch(const MoePlanCuda& plan, CUstream_st* stream);
 int moe_pack_launch(const MoePack& pack, CUstream_st* stream);
-int moe_stream_launch(MoeWeights kind, bool gate, const MoeStreamConfig& config, const MoeStreamPass& pass, CUstream_st* stream);
+int moe_stream_launch(MoeWeights kind, const MoeStreamConfig& config, const MoeStreamPass& pass, CUstream_st* stream);
 int moe_combine_launch(const MoeCombineCuda& combine, CUstream_st* stream);
 int moe_unpack_launch(MoeWeights kind, const void* packed, bool w13, int rows, int cols, void* out, CUstream_st* stream);
 

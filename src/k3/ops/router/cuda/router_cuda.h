@@ -5,8 +5,8 @@
 //           [local_first, local_first + local_count) is -1; its weight stays, the sum of a renormalisation is over all.
 // Threads:  any.
 // Errors:   K3_CHECK on shapes; CudaStatus of the launch. T = 0 is legal.
-// Source:   router.h, whose rule and tolerances hold: ids equal unless two biased scores differ by less than 1e-6; weights 1e-6.
-//           Ties go to the lowest index, NaN ranks last. One warp a token.
+// Source:   router.h, whose rule and tolerances hold: ids equal unless two biased scores differ by less than 1e-6; weights
+//           1e-6. Ties go to the lowest index, NaN ranks last. One warp a token.
 #pragma once
 
 #include <cstdint>

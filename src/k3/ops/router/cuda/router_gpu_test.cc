@@ -12,8 +12,8 @@ struct Routed {
   std::vector<float> weights;
 };
 
-Routed route(const std::vector<float>& logits, const std::vector<float>& bias, int tokens, int experts, const RouterOptions& options, int first = 0,
-             int count = 0) {
+Routed route(const std::vector<float>& logits, const std::vector<float>& bias, int tokens, int experts,
+             const RouterOptions& options, int first = 0, int count = 0) {
   const DeviceArray<float> d_logits(logits), d_bias(bias), weights(tokens * options.topk);
   const DeviceArray<int32_t> ids(tokens * options.topk);
   const RouterCuda args{.logits = d_logits.data(),
@@ -34,13 +34,16 @@ Routed route(const std::vector<float>& logits, const std::vector<float>& bias, i
 }
 
 void check(const RouterCase& c, bool with_bias, float deviation) {
-  std::vector<float> logits = random_normal(c.tokens * c.experts, 1, deviation), bias = with_bias ? random_normal(c.experts, 2, 0.3F) : std::vector<float>{};
+  std::vector<float> logits = random_normal(c.tokens * c.experts, 1, deviation),
+                     bias = with_bias ? random_normal(c.experts, 2, 0.3F) : std::vector<float>{};
   const auto slots = static_cast<size_t>(c.tokens * c.options.topk);
   Routed want{std::vector<int32_t>(slots), std::vector<float>(slots)};
-  router_ref(matrix(logits.data(), c.tokens, c.experts), with_bias ? Tensor(bias.data(), DType::f32, {c.experts}) : Tensor(), c.options,
-             Tensor(want.ids.data(), DType::i32, {c.tokens, c.options.topk}), matrix(want.weights.data(), c.tokens, c.options.topk));
+  router_ref(matrix(logits.data(), c.tokens, c.experts), with_bias ? Tensor(bias.data(), DType::f32, {c.experts}) : Tensor(),
+             c.options, Tensor(want.ids.data(), DType::i32, {c.tokens, c.options.topk}),
+             matrix(want.weights.data(), c.tokens, c.options.topk));
   const auto biased = [&](size_t slot, int32_t e) {
-    const double x = static_cast<double>(logits[slot / static_cast<size_t>(c.options.topk) * static_cast<size_t>(c.experts) + static_cast<size_t>(e)]);
+    const double x = static_cast<double>(
+        logits[slot / static_cast<size_t>(c.options.topk) * static_cast<size_t>(c.experts) + static_cast<size_t>(e)]);
     return 1 / (1 + std::exp(-x)) + (with_bias ? static_cast<double>(bias[static_cast<size_t>(e)]) : 0.0);
   };
   const auto tokens = static_cast<int>(c.tokens), experts = static_cast<int>(c.experts);
@@ -51,7 +54,8 @@ void check(const RouterCase& c, bool with_bias, float deviation) {
       EXPECT_NEAR(biased(i, got.ids[i]), biased(i, want.ids[i]), 1e-6) << experts << " experts, slot " << i;
       continue;
     }
-    EXPECT_NEAR(got.weights[i], want.weights[i], 1e-6F * std::max(1.0F, c.options.scale)) << experts << " experts, slot " << i;
+    EXPECT_NEAR(got.weights[i], want.weights[i], 1e-6F * std::max(1.0F, c.options.scale))
+        << experts << " experts, slot " << i;
   }
   const int first = experts / 3, count = std::max(1, experts / 4);
   const Routed slice = route(logits, bias, tokens, experts, c.options, first, count);
@@ -85,7 +89,8 @@ TEST(RouterCuda, TiesGoToTheLowestIndexBestFirstAndNanLast) {
   EXPECT_EQ(route(all_nan, {}, 1, 40, {3, true, 1.0F}).ids, (std::vector<int32_t>{0, 1, 2}));
   some[2] = -100.0F;
   EXPECT_EQ(route(some, {}, 1, 4, {2, true, 1.0F}).ids, (std::vector<int32_t>{2, 0}));
-  const Routed zeros = route(std::vector<float>(8, -200.0F), std::vector<float>{-0.0F, 0.0F, -0.0F, 0, 0, 0, 0, 0}, 1, 8, {8, true, 1.0F});
+  const Routed zeros =
+      route(std::vector<float>(8, -200.0F), std::vector<float>{-0.0F, 0.0F, -0.0F, 0, 0, 0, 0, 0}, 1, 8, {8, true, 1.0F});
   EXPECT_EQ(zeros.ids, (std::vector<int32_t>{0, 1, 2, 3, 4, 5, 6, 7}));
 }
 
