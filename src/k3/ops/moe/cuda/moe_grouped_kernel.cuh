@@ -1,8 +1,8 @@
-// Internal to ops/moe. Grouped products of routed experts on Hopper: a persistent grid over (256 weight rows, up to 128 rows of one
-// expert). Weights are the M side of wgmma and come from registers, rows are the N side in steps of 8.
+// Internal to ops/moe. Grouped products of routed experts on Hopper: a persistent grid over (256 weight rows, up to 128 rows
+// of one expert). Weights are the M side of wgmma and come from registers, rows are the N side in steps of 8.
 //
-// One warp takes work from a counter and streams weights (bulk copies, A ring), one streams the rows (boxes of a tensor map, B ring);
-// four consumer warpgroups own 64 weight rows each: while one decodes its weights, the products of the others run.
+// One warp takes work from a counter and streams weights (bulk copies, A ring), one streams the rows (boxes of a tensor map,
+// B ring); four consumer warpgroups own 64 weight rows each: while one decodes its weights, the products of the others run.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -21,7 +21,7 @@ constexpr int kGroups = 4;  // consumer warpgroups
 constexpr int kConsumers = 128 * kGroups, kConsumerWarps = 4 * kGroups, kThreads = kConsumers + 128;
 constexpr int kBBytes = kMoeGroupedRows * 128;  // 64 columns
 constexpr int kMaxN = kMoeGroupedRows;
-constexpr int kSlots = 4;                       // tiles announced ahead
+constexpr int kSlots = 4;                                      // tiles announced ahead
 constexpr int kOutRows = 32, kStageOutBytes = kOutRows * 128;  // a warpgroup's outputs on their way: 32 rows x 64 columns
 
 // A stage: 16 units x `kColumns` columns.
@@ -40,10 +40,12 @@ template <bool kMx>
 struct Layout {
   using S = Shape<kMx>;
   static constexpr int kABytes = kMoeGroupedUnits * S::kUnit;
-  static constexpr int kB = S::kAStages * kABytes, kOut = kB + S::kBStages * kBBytes, kInfo = kOut + kGroups * kStageOutBytes;
+  static constexpr int kB = S::kAStages * kABytes, kOut = kB + S::kBStages * kBBytes,
+                       kInfo = kOut + kGroups * kStageOutBytes;
   static constexpr int kBars = kInfo + kSlots * 16;
   static constexpr int kAFull = kBars, kAEmpty = kAFull + 8 * S::kAStages, kBFull = kAEmpty + 8 * S::kAStages,
-                       kBEmpty = kBFull + 8 * S::kBStages, kSlotFull = kBEmpty + 8 * S::kBStages, kSlotEmpty = kSlotFull + 8 * kSlots;
+                       kBEmpty = kBFull + 8 * S::kBStages, kSlotFull = kBEmpty + 8 * S::kBStages,
+                       kSlotEmpty = kSlotFull + 8 * kSlots;
   static constexpr int kBytes = kSlotEmpty + 8 * kSlots + 1024;  // and alignment
   static_assert(kABytes % 1024 == 0 && kBytes <= 227 * 1024);
 };
@@ -71,7 +73,9 @@ __device__ __forceinline__ uint32_t load_shared_4(uint32_t at) {
   asm volatile("ld.shared.u32 %0, [%1];\n" : "=r"(v) : "r"(at));
   return v;
 }
-__device__ __forceinline__ void store_shared_4(uint32_t at, uint32_t v) { asm volatile("st.shared.u32 [%0], %1;\n" ::"r"(at), "r"(v) : "memory"); }
+__device__ __forceinline__ void store_shared_4(uint32_t at, uint32_t v) {
+  asm volatile("st.shared.u32 [%0], %1;\n" ::"r"(at), "r"(v) : "memory");
+}
 __device__ __forceinline__ void store_shared_16(uint32_t at, uint4 v) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};\n" ::"r"(at), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
@@ -79,7 +83,8 @@ __device__ __forceinline__ void store_shared_16(uint32_t at, uint4 v) {
 __device__ __forceinline__ void bulk_load_once(uint32_t to, const void* from, uint32_t bytes, uint32_t bar) {
   asm volatile(
       "{\n.reg .b64 policy;\ncreatepolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], policy;\n}\n" ::"r"(to),
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], "
+      "policy;\n}\n" ::"r"(to),
       "l"(from), "r"(bytes), "r"(bar)
       : "memory");
 }
@@ -120,8 +125,9 @@ __device__ __forceinline__ void stream_weights(const MoeGroupedGemm& p, int32_t*
     if (lane == 0) {
       const auto slot = static_cast<uint32_t>(slots.stage);
       mbar_wait(base + L::kSlotEmpty + 8 * slot, slots.phase ^ 1);
-      store_shared_16(base + L::kInfo + 16 * slot, {static_cast<uint32_t>(piece.work.m_tile), static_cast<uint32_t>(piece.work.expert),
-                                                    static_cast<uint32_t>(piece.work.row), static_cast<uint32_t>(piece.work.rows)});
+      store_shared_16(base + L::kInfo + 16 * slot,
+                      {static_cast<uint32_t>(piece.work.m_tile), static_cast<uint32_t>(piece.work.expert),
+                       static_cast<uint32_t>(piece.work.row), static_cast<uint32_t>(piece.work.rows)});
       mbar_arrive(base + L::kSlotFull + 8 * slot);
     }
     slots.next();
@@ -166,11 +172,13 @@ __device__ __forceinline__ void stream_rows(const MoeGroupedGemm& p, uint32_t ba
     if (threadIdx.x % 32 != 0) continue;
     const int rows = (work.rows + 7) / 8 * 8;
     for (int s = 0; s < steps; ++s, b.next()) {
-      const uint32_t full = base + L::kBFull + 8 * static_cast<uint32_t>(b.stage), to = base + L::kB + static_cast<uint32_t>(b.stage) * kBBytes;
+      const uint32_t full = base + L::kBFull + 8 * static_cast<uint32_t>(b.stage),
+                     to = base + L::kB + static_cast<uint32_t>(b.stage) * kBBytes;
       mbar_wait(base + L::kBEmpty + 8 * static_cast<uint32_t>(b.stage), b.phase ^ 1);
       mbar_expect(full, static_cast<uint32_t>(rows) * 128);
       int row = 0;
-      for (; row + 32 <= rows; row += 32) tma_load_2d(to + static_cast<uint32_t>(row) * 128, &p.map32, s * 64, work.row + row, full);
+      for (; row + 32 <= rows; row += 32)
+        tma_load_2d(to + static_cast<uint32_t>(row) * 128, &p.map32, s * 64, work.row + row, full);
       for (; row < rows; row += 8) tma_load_2d(to + static_cast<uint32_t>(row) * 128, &p.map8, s * 64, work.row + row, full);
     }
   }
@@ -180,8 +188,8 @@ __device__ __forceinline__ float glu_value(const MoeGroupedGlu& glu, float g, fl
   constexpr float kLog2E = 1.44269504F;
   if (glu.kind == 0) return __fdividef(g * u, 1 + exp2_approx(-kLog2E * g));
   const float size = fabsf(g);
-  const float e = exp2_approx(glu.gate_exp * size);                                // e^{-2|g|/b1}
-  const float s = glu.kind == 2 ? e * e : exp2_approx(-kLog2E * size);             // e^{-|g|}
+  const float e = exp2_approx(glu.gate_exp * size);                     // e^{-2|g|/b1}
+  const float s = glu.kind == 2 ? e * e : exp2_approx(-kLog2E * size);  // e^{-|g|}
   const float top = (1 - e) * (g < 0 ? s : 1), bottom = (1 + e) * (1 + s);
   if (glu.up_exp == 0) return copysignf(glu.scale, g) * u * __fdividef(top, bottom);
   const float f = exp2_approx(glu.up_exp * fabsf(u));
@@ -209,12 +217,14 @@ template <int N>
 __device__ __forceinline__ void products_of(Operands& o, uint64_t rows) {
   wgmma_fence();
 #pragma unroll
-  for (int m = 0; m < 4; ++m) Wgmma<N>::rs(reinterpret_cast<float(&)[N / 2]>(o.d), o.a[m], rows + static_cast<uint64_t>(2 * m), true);
+  for (int m = 0; m < 4; ++m)
+    Wgmma<N>::rs(reinterpret_cast<float(&)[N / 2]>(o.d), o.a[m], rows + static_cast<uint64_t>(2 * m), true);
   wgmma_commit();
 }
 
-// The width is chosen here and not around the whole loop: of several loops ptxas keeps all registers apart as if all were in flight at
-// once, runs out of them, and waits after every product. Fence and commit belong into the branch for the same reason.
+// The width is chosen here and not around the whole loop: of several loops ptxas keeps all registers apart as if all were in
+// flight at once, runs out of them, and waits after every product. Fence and commit belong into the branch for the same
+// reason.
 __device__ __forceinline__ void products(Operands& o, uint64_t rows, int eights) {
   switch (eights) {
     case 1: return products_of<8>(o, rows);
@@ -243,7 +253,8 @@ __device__ __forceinline__ uint32_t staged(int row, int chunk) {  // of 16 bytes
   return kColumns == 64 ? swizzle_128(r, c * 16) : r * 64 + ((c ^ (r / 2 % 4)) << 4);
 }
 template <int kColumns>
-__device__ __forceinline__ void store_block(const MoeGroupedGemm& p, uint32_t out, const Work& work, int first_row, int column) {
+__device__ __forceinline__ void store_block(const MoeGroupedGemm& p, uint32_t out, const Work& work, int first_row,
+                                            int column) {
   constexpr int kChunks = kColumns / 8;
   const int thread = static_cast<int>(threadIdx.x) % 128, chunk = thread % kChunks;
   if (column + chunk * 8 >= p.out_columns) return;
@@ -251,12 +262,14 @@ __device__ __forceinline__ void store_block(const MoeGroupedGemm& p, uint32_t ou
   for (int row = thread / kChunks; row < kOutRows; row += 128 / kChunks) {
     if (first_row + row >= work.rows) break;
     const uint4 v = load_shared_16(out + staged<kColumns>(row, chunk));
-    *reinterpret_cast<uint4*>(static_cast<__nv_bfloat16*>(p.out) + (work.row + first_row + row) * p.out_stride + column + chunk * 8) = v;
+    *reinterpret_cast<uint4*>(static_cast<__nv_bfloat16*>(p.out) + (work.row + first_row + row) * p.out_stride + column +
+                              chunk * 8) = v;
   }
 }
 
 template <bool kMx>
-__device__ __forceinline__ void finish_gate_up(const MoeGroupedGemm& p, const Consumer<kMx>& me, const Work& work, const float (&d)[kMaxN / 2]) {
+__device__ __forceinline__ void finish_gate_up(const MoeGroupedGemm& p, const Consumer<kMx>& me, const Work& work,
+                                               const float (&d)[kMaxN / 2]) {
   const uint32_t out = me.base + Layout<kMx>::kOut + static_cast<uint32_t>(me.group) * kStageOutBytes;
   const int g = me.lane / 4, q = me.lane % 4, unit = work.m_tile * kMoeGroupedUnits + me.group * 4 + me.warp;
   const bool real = unit * 8 + g < p.hidden;
@@ -282,7 +295,8 @@ __device__ __forceinline__ void finish_gate_up(const MoeGroupedGemm& p, const Co
 }
 
 template <bool kMx>
-__device__ __forceinline__ void finish_down(const MoeGroupedGemm& p, const Consumer<kMx>& me, const Work& work, const float (&d)[kMaxN / 2]) {
+__device__ __forceinline__ void finish_down(const MoeGroupedGemm& p, const Consumer<kMx>& me, const Work& work,
+                                            const float (&d)[kMaxN / 2]) {
   const uint32_t out = me.base + Layout<kMx>::kOut + static_cast<uint32_t>(me.group) * kStageOutBytes;
   const float f = kMx && p.factors != nullptr ? p.factors[work.expert * 4 + 1] : 1;
   const int matrix = me.lane / 8;
@@ -354,7 +368,8 @@ __device__ __forceinline__ void tile(const MoeGroupedGemm& p, Consumer<kMx>& me,
       }
     }
     mbar_wait(me.base + L::kBFull + 8 * static_cast<uint32_t>(me.b.stage), me.b.phase);
-    products(o, make_desc(me.base + L::kB + static_cast<uint32_t>(me.b.stage) * kBBytes, 0, 1024, Swizzle::bytes_128), eights);
+    products(o, make_desc(me.base + L::kB + static_cast<uint32_t>(me.b.stage) * kBBytes, 0, 1024, Swizzle::bytes_128),
+             eights);
     if (part == kSteps - 1 || s == steps - 1) {
       __syncwarp();
       if (me.lane == 0) mbar_arrive(me.base + L::kAEmpty + 8 * static_cast<uint32_t>(me.a.stage));
@@ -424,7 +439,8 @@ __global__ void __launch_bounds__(kThreads, 1) grouped_product(const __grid_cons
 template <bool kMx>
 int launch_product(const MoeGroupedGemm& gemm, bool down, int blocks, cudaStream_t stream) {
   const LaunchOptions options{.grid = static_cast<unsigned>(blocks), .block = kThreads, .shared_bytes = Layout<kMx>::kBytes};
-  return down ? launch(grouped_product<kMx, true>, options, stream, gemm) : launch(grouped_product<kMx, false>, options, stream, gemm);
+  return down ? launch(grouped_product<kMx, true>, options, stream, gemm)
+              : launch(grouped_product<kMx, false>, options, stream, gemm);
 }
 
 }  // namespace grouped

@@ -1,4 +1,5 @@
-// Internal to ops/moe: parameters of the grouped products, free of everything that .cu files cannot take.
+// Internal to ops/moe. Parameters of the grouped products, free of everything that .cu files cannot take; the contract is
+// moe_grouped_cuda.h.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +13,8 @@ constexpr int kMoeGroupedUnits = 16;  // units of 16 weight rows of a block: the
 
 // At the start of the workspace; written by moe_grouped_tiles.
 struct MoeGroupedHeader {
-  int32_t tiles;       // row tiles
-  int32_t next[2];     // next piece of work of the first and of the second product
+  int32_t tiles;    // row tiles
+  int32_t next[2];  // next piece of work of the first and of the second product
   int32_t reserved[13];
 };
 
@@ -24,7 +25,8 @@ struct MoeGroupedTiles {
   MoeTile* tiles = nullptr;
 };
 
-// Rows in the order of experts, columns in the order in which the weights of moe_stream_pack.h are multiplied, zeros up to a multiple of 32.
+// Rows in the order of experts, columns in the order in which the weights of moe_stream_pack.h are multiplied, zeros up to a
+// multiple of 32.
 struct MoeGroupedGather {
   const void* z = nullptr;
   int64_t z_stride = 0;               // elements
@@ -39,24 +41,24 @@ struct alignas(64) MoeGroupedMap {  // a CUtensorMap
 
 // How gate and up become one value; all factors are folded in on the host.
 struct MoeGroupedGlu {
-  int kind = 0;                // 0: silu; 1: situ; 2: situ with b1 = 4
-  float scale = 1;             // b1 * b2
-  float gate_exp = 0;          // -2 log2(e) / b1
-  float up_exp = 0;            // -2 log2(e) / b2; 0: up passes through
+  int kind = 0;        // 0: silu; 1: situ; 2: situ with b1 = 4
+  float scale = 1;     // b1 * b2
+  float gate_exp = 0;  // -2 log2(e) / b1
+  float up_exp = 0;    // -2 log2(e) / b2; 0: up passes through
 };
 
 // out[row, :] = act(weights of the row's expert x[row, :]).
 struct MoeGroupedGemm {
   const uint8_t* weights = nullptr;
   int64_t expert_bytes = 0, unit_bytes = 0;
-  int units = 0;                     // of an expert
-  const float* factors = nullptr;    // [experts, 4] or null
+  int units = 0;                        // of an expert
+  const float* factors = nullptr;       // [experts, 4] or null
   MoeGroupedMap map32 = {}, map8 = {};  // boxes of 32 and 8 rows by 64 columns of x, swizzled by 128 bytes
-  int k = 0;                         // columns of x, a multiple of 32
-  void* out = nullptr;               // bf16
-  int64_t out_stride = 0;            // elements
-  int out_columns = 0;               // stored; the first product: a multiple of 32, zeros from `hidden` on
-  int hidden = 0;                    // the first product: F
+  int k = 0;                            // columns of x, a multiple of 32
+  void* out = nullptr;                  // bf16
+  int64_t out_stride = 0;               // elements
+  int out_columns = 0;                  // stored; the first product: a multiple of 32, zeros from `hidden` on
+  int hidden = 0;                       // the first product: F
   const MoeTile* tiles = nullptr;
   MoeGroupedHeader* header = nullptr;
   MoeGroupedGlu glu;
