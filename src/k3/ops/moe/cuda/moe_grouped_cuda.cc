@@ -1,8 +1,11 @@
 #include "k3/ops/moe/cuda/moe_grouped_cuda.h"
 
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
+#include <cstring>
 
 #include "k3/base/check.h"
 #include "k3/ops/moe/cuda/moe_plan_cuda.h"
@@ -13,7 +16,9 @@ namespace {
 constexpr double kLog2E = 1.4426950408889634;
 
 int64_t round_up(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
-int64_t chunks_of(MoeWeights kind, int64_t columns) { return (columns + moe_chunk_columns(kind) - 1) / moe_chunk_columns(kind); }
+int64_t chunks_of(MoeWeights kind, int64_t columns) {
+  return (columns + moe_chunk_columns(kind) - 1) / moe_chunk_columns(kind);
+}
 
 struct Parts {  // of the workspace
   int64_t header, tiles, offsets, row_slot, slot_row, plan, z, hidden, total;
@@ -33,7 +38,7 @@ Parts parts_of(int64_t tokens, int64_t topk, int64_t experts, int64_t width, int
   p.row_slot = take(slots * 4);
   p.slot_row = take(slots * 4);
   p.plan = take(moe_plan_workspace_bytes(tokens, experts));
-  p.z = take(tokens * round_up(width, 32) * 2);
+  p.z = take(slots * round_up(width, 32) * 2);
   p.hidden = take(slots * round_up(hidden, 32) * 2);
   p.total = at;
   return p;
@@ -61,13 +66,16 @@ Places places_of(const MoeGroupedCuda& a) {
 
 void check_args(const MoeGroupedCuda& a) {
   const MoeExpertsCuda& w = a.weights;
-  K3_CHECK(a.tokens >= 0 && a.topk >= 1 && a.topk <= w.experts, "moe_grouped_cuda: {} tokens, top {}", a.tokens, a.topk);
-  K3_CHECK(moe_grouped_serves(w.kind, w.experts, w.width, w.hidden, device_info()), "moe_grouped_cuda: {} experts, width {}, hidden {}",
-           w.experts, w.width, w.hidden);
+  K3_CHECK(a.tokens >= 0 && a.tokens < 1 << 22 && a.topk >= 1, "moe_grouped_cuda: {} tokens, top {}", a.tokens, a.topk);
+  K3_CHECK(moe_grouped_serves(w.kind, w.experts, w.width, w.hidden, device_info()),
+           "moe_grouped_cuda: {} experts, width {}, hidden {}", w.experts, w.width, w.hidden);
   if (a.tokens == 0) return;
-  K3_CHECK(w.w13 != nullptr && w.w2 != nullptr && (w.kind == MoeWeights::bf16 || w.factors != nullptr), "moe_grouped_cuda: weights");
-  K3_CHECK(a.z != nullptr && a.ids != nullptr && a.rows != nullptr && a.workspace != nullptr, "moe_grouped_cuda: a missing array");
-  K3_CHECK(a.z_stride >= w.width && a.z_stride % 8 == 0, "moe_grouped_cuda: rows of z {} apart, width {}", a.z_stride, w.width);
+  K3_CHECK(w.w13 != nullptr && w.w2 != nullptr && (w.kind == MoeWeights::bf16 || w.factors != nullptr),
+           "moe_grouped_cuda: weights");
+  K3_CHECK(a.z != nullptr && a.ids != nullptr && a.rows != nullptr && a.workspace != nullptr,
+           "moe_grouped_cuda: a missing array");
+  K3_CHECK(a.z_stride >= w.width && a.z_stride % 8 == 0, "moe_grouped_cuda: rows of z {} apart, width {}", a.z_stride,
+           w.width);
 }
 
 MoeGroupedGlu glu_of(const MoeGlu& g) {
@@ -81,12 +89,46 @@ MoeGroupedGlu glu_of(const MoeGlu& g) {
   return out;
 }
 
+using Encode = decltype(&cuTensorMapEncodeTiled);
+
+Encode encoder() {
+  static const Encode found = [] {
+    void* entry = nullptr;
+    cudaDriverEntryPointQueryResult result{};
+    const cudaError_t error =
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &result);
+    return error == cudaSuccess && result == cudaDriverEntryPointSuccess ? reinterpret_cast<Encode>(entry) : nullptr;
+  }();
+  return found;
+}
+
+// Boxes of 64 columns of x [rows, columns].
+int set_maps(MoeGroupedGemm& gemm, void* x, int64_t rows, int columns) {
+  const Encode encode = encoder();
+  if (encode == nullptr) return cudaErrorNotSupported;
+  const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)},
+                   strides[1] = {static_cast<cuuint64_t>(columns) * 2};
+  const cuuint32_t steps[2] = {1, 1};
+  for (MoeGroupedMap* map : {&gemm.map32, &gemm.map8}) {
+    const cuuint32_t box[2] = {64, map == &gemm.map32 ? 32U : 8U};
+    CUtensorMap out;
+    static_assert(sizeof(out) == sizeof(*map));
+    if (encode(&out, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, x, sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+               CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) != CUDA_SUCCESS) {
+      return cudaErrorInvalidValue;
+    }
+    std::memcpy(map, &out, sizeof(out));
+  }
+  return 0;
+}
+
 }  // namespace
 
 bool moe_grouped_serves(MoeWeights kind, int64_t experts, int64_t width, int64_t hidden, const DeviceInfo& device) {
   const int64_t unit = kind == MoeWeights::mxfp4 ? 32 : 8;
-  return device.capability == 90 && device.sm_count >= 1 && experts >= 1 && experts <= kMoeMaxExperts && width >= unit && hidden >= unit &&
-         width % unit == 0 && hidden % unit == 0 && width <= 8192;
+  return device.capability == 90 && device.sm_count >= 1 && experts >= 1 && experts <= kMoeMaxExperts && width >= unit &&
+         hidden >= unit && width % unit == 0 && hidden % unit == 0 && width <= 8192;
 }
 
 int64_t moe_grouped_workspace_bytes(int64_t tokens, int64_t topk, int64_t experts, int64_t width, int64_t hidden) {
@@ -108,7 +150,8 @@ CudaStatus moe_grouped_prepare_cuda(const MoeGroupedCuda& a, Stream stream) {
                          .slot_row = at.slot_row,
                          .workspace = at.plan};
   if (const CudaStatus status = moe_plan_cuda(plan, stream); !status.ok()) return status;
-  return {moe_grouped_permute_launch({a.z, a.z_stride, a.tokens, a.weights.width, at.z}, stream)};
+  return {
+      moe_grouped_gather_launch({a.z, a.z_stride, at.row_slot, a.tokens * a.topk, a.topk, a.weights.width, at.z}, stream)};
 }
 
 CudaStatus moe_grouped_products_cuda(const MoeGroupedCuda& a, Stream stream) {
@@ -116,9 +159,11 @@ CudaStatus moe_grouped_products_cuda(const MoeGroupedCuda& a, Stream stream) {
   if (a.tokens == 0) return {};
   const MoeExpertsCuda& w = a.weights;
   const Places at = places_of(a);
-  if (const int code = moe_grouped_tiles_launch({at.offsets, w.experts, at.header, at.tiles}, stream); code != 0) return {code};
+  if (const int code = moe_grouped_tiles_launch({at.offsets, w.experts, at.header, at.tiles}, stream); code != 0)
+    return {code};
   const auto run = w.kind == MoeWeights::mxfp4 ? moe_grouped_mxfp4_launch : moe_grouped_bf16_launch;
   const int blocks = device_info().sm_count;
+  const int64_t slots = static_cast<int64_t>(a.tokens) * a.topk;
   const auto width = static_cast<int>(round_up(w.width, 32)), hidden = static_cast<int>(round_up(w.hidden, 32));
 
   MoeGroupedGemm up;
@@ -127,10 +172,7 @@ CudaStatus moe_grouped_products_cuda(const MoeGroupedCuda& a, Stream stream) {
   up.unit_bytes = chunks_of(w.kind, w.width) * moe_chunk_bytes(w.kind);
   up.units = (w.hidden + 7) / 8;
   up.factors = w.kind == MoeWeights::mxfp4 ? w.factors : nullptr;
-  up.x = reinterpret_cast<const uint8_t*>(at.z);
-  up.x_stride = width / 8;
-  up.row_slot = at.row_slot;
-  up.topk = a.topk;
+  if (const int code = set_maps(up, at.z, slots, width); code != 0) return {code};
   up.k = width;
   up.out = at.hidden;
   up.out_stride = hidden;
@@ -139,7 +181,6 @@ CudaStatus moe_grouped_products_cuda(const MoeGroupedCuda& a, Stream stream) {
   up.tiles = at.tiles;
   up.header = at.header;
   up.glu = glu_of(a.glu);
-  if (const char* t = std::getenv("MG_TUNE")) up.tune = std::atoi(t);
   if (const int code = run(up, false, blocks, stream); code != 0) return {code};
 
   MoeGroupedGemm down = up;
@@ -147,9 +188,7 @@ CudaStatus moe_grouped_products_cuda(const MoeGroupedCuda& a, Stream stream) {
   down.expert_bytes = moe_packed_bytes(w.kind, w.width, w.hidden);
   down.unit_bytes = chunks_of(w.kind, w.hidden) * moe_chunk_bytes(w.kind);
   down.units = (w.width + 15) / 16;
-  down.x = reinterpret_cast<const uint8_t*>(at.hidden);
-  down.x_stride = hidden / 8;
-  down.row_slot = nullptr;
+  if (const int code = set_maps(down, at.hidden, slots, hidden); code != 0) return {code};
   down.k = hidden;
   down.out = a.rows;
   down.out_stride = w.width;
@@ -166,8 +205,8 @@ CudaStatus moe_grouped_combine_cuda(const MoeGroupedCuda& a, const MoeGroupedSum
   check_args(a);
   if (a.tokens == 0) return {};
   K3_CHECK(sum.weights != nullptr, "moe_grouped_combine_cuda: weights");
-  return {moe_grouped_combine_launch({a.rows, places_of(a).slot_row, a.token_count, a.tokens, a.topk, a.weights.width, sum.weights, sum.out,
-                                      sum.out_f32, sum.norm_weight, sum.eps},
+  return {moe_grouped_combine_launch({a.rows, places_of(a).slot_row, a.token_count, a.tokens, a.topk, a.weights.width,
+                                      sum.weights, sum.out, sum.out_f32, sum.norm_weight, sum.eps},
                                      stream)};
 }
 

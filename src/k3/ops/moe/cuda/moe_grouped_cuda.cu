@@ -1,4 +1,4 @@
-// The row tiles of grouped products, and activations in the column order of the packed weights.
+// The row tiles of grouped products, and activations in the order of the packed weights.
 #include <cuda_bf16.h>
 
 #include "k3/ops/cuda/launch.cuh"
@@ -39,13 +39,15 @@ __global__ void __launch_bounds__(kThreads) tiles_of(const MoeGroupedTiles p) {
 }
 
 // A thread a group of 32 columns: column 8 t + 4 p + 2 h + i goes to 16 p + 8 h + 2 t + i.
-__global__ void permute(const MoeGroupedPermute p) {
+__global__ void gather(const MoeGroupedGather p) {
   const int groups = (p.width + 31) / 32;
   const int64_t at = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (at >= static_cast<int64_t>(p.tokens) * groups) return;
+  if (at >= static_cast<int64_t>(p.rows) * groups) return;
   const int64_t row = at / groups;
-  const int group = static_cast<int>(at % groups);
-  const uint4* from = reinterpret_cast<const uint4*>(static_cast<const __nv_bfloat16*>(p.z) + row * p.z_stride + group * 32);
+  const int group = static_cast<int>(at % groups), slot = p.row_slot[row];
+  if (slot < 0) return;
+  const uint4* from =
+      reinterpret_cast<const uint4*>(static_cast<const __nv_bfloat16*>(p.z) + slot / p.topk * p.z_stride + group * 32);
   uint4* to = static_cast<uint4*>(p.out) + at * 4;
   uint32_t in[4][4];  // [t][2 p + h]
 #pragma unroll
@@ -73,7 +75,9 @@ __global__ void combine(const MoeGroupedCombine p) {
       const int slot = token * p.topk + first + j, row = first + j < p.topk ? p.slot_row[slot] : -1;
       const bool there = row >= 0 && mine;
       weight[j] = there ? p.weights[slot] : 0;
-      v[j] = there ? *reinterpret_cast<const uint4*>(static_cast<const __nv_bfloat16*>(p.rows) + static_cast<int64_t>(row) * p.width + column) : uint4{};
+      v[j] = there ? *reinterpret_cast<const uint4*>(static_cast<const __nv_bfloat16*>(p.rows) +
+                                                     static_cast<int64_t>(row) * p.width + column)
+                   : uint4{};
     }
 #pragma unroll
     for (int j = 0; j < kBatch; ++j) {
@@ -91,12 +95,14 @@ __global__ void combine(const MoeGroupedCombine p) {
     for (int i = 0; i < 8; ++i) p.out_f32[at + i] = sum[i];
   }
   if (p.out == nullptr) return;
-  uint4 rounded = {pack_bf16(sum[0], sum[1]), pack_bf16(sum[2], sum[3]), pack_bf16(sum[4], sum[5]), pack_bf16(sum[6], sum[7])};
+  uint4 rounded = {pack_bf16(sum[0], sum[1]), pack_bf16(sum[2], sum[3]), pack_bf16(sum[4], sum[5]),
+                   pack_bf16(sum[6], sum[7])};
   if (p.norm_weight != nullptr) {
     uint32_t words[4] = {rounded.x, rounded.y, rounded.z, rounded.w};
     float squares = 0;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) squares += low_bf16(words[i]) * low_bf16(words[i]) + high_bf16(words[i]) * high_bf16(words[i]);
+    for (int i = 0; i < 4; ++i)
+      squares += low_bf16(words[i]) * low_bf16(words[i]) + high_bf16(words[i]) * high_bf16(words[i]);
     squares = warp_sum(squares);
     if (threadIdx.x % 32 == 0) warp_squares[threadIdx.x / 32] = squares;
     __syncthreads();
@@ -107,7 +113,9 @@ __global__ void combine(const MoeGroupedCombine p) {
       const uint4 gain = *reinterpret_cast<const uint4*>(static_cast<const __nv_bfloat16*>(p.norm_weight) + column);
       const uint32_t gains[4] = {gain.x, gain.y, gain.z, gain.w};
 #pragma unroll
-      for (int i = 0; i < 4; ++i) words[i] = pack_bf16(low_bf16(words[i]) * scale * low_bf16(gains[i]), high_bf16(words[i]) * scale * high_bf16(gains[i]));
+      for (int i = 0; i < 4; ++i)
+        words[i] =
+            pack_bf16(low_bf16(words[i]) * scale * low_bf16(gains[i]), high_bf16(words[i]) * scale * high_bf16(gains[i]));
     }
     rounded = {words[0], words[1], words[2], words[3]};
   }
@@ -120,10 +128,10 @@ int moe_grouped_tiles_launch(const MoeGroupedTiles& tiles, cudaStream_t stream) 
   return launch(tiles_of, {.grid = 1, .block = kThreads}, stream, tiles);
 }
 
-int moe_grouped_permute_launch(const MoeGroupedPermute& p, cudaStream_t stream) {
-  const int64_t threads = static_cast<int64_t>(p.tokens) * ((p.width + 31) / 32);
+int moe_grouped_gather_launch(const MoeGroupedGather& p, cudaStream_t stream) {
+  const int64_t threads = static_cast<int64_t>(p.rows) * ((p.width + 31) / 32);
   if (threads == 0) return 0;
-  return launch(permute, {.grid = static_cast<unsigned>((threads + 255) / 256), .block = 256}, stream, p);
+  return launch(gather, {.grid = static_cast<unsigned>((threads + 255) / 256), .block = 256}, stream, p);
 }
 
 int moe_grouped_combine_launch(const MoeGroupedCombine& p, cudaStream_t stream) {

@@ -1,15 +1,17 @@
-// Purpose:  routed experts on the GPU for many tokens (from about 64): grouped products over rows sorted by expert, weighted sum of them.
-// Shapes:   z [T, R] bf16, rows z_stride elements apart; ids [T, topk] i32, a token's distinct; rows [T * topk, R] bf16: the results
-//           w2_e glu(w1_e z_t, w3_e z_t) of the slots in the order of experts. combine: out[t] = sum_j weights[t, j] row of (t, j).
+// Purpose:  routed experts on the GPU for many tokens: grouped products over rows sorted by expert, and their weighted sum.
+// Shapes:   z [T, R] bf16, rows z_stride elements apart; ids [T, topk] i32, a token's distinct; rows [T * topk, R] bf16: the
+//           results w2_e glu(w1_e z_t, w3_e z_t) of the slots in the order of experts.
+//           combine: out[t] = sum_j weights[t, j] row of (t, j), over local ids.
 // Units:    none.
-// Memory:   rows beyond the last are not written. Workspace: moe_grouped_workspace_bytes, aligned to 256, the same for all four calls
-//           of one step (combine reads what prepare left). Nothing is allocated; experts without rows are not read. Capturable; `tokens`
-//           fixes the launches, token_count the work.
+// Memory:   rows beyond the last are not written. Workspace: moe_grouped_workspace_bytes, aligned to 256, one for all calls
+//           of a step (combine reads what prepare left). Nothing is allocated; experts without rows are not read.
+//           Capturable; `tokens` fixes the launches, token_count the work.
 // Threads:  one call per workspace at a time.
-// Errors:   K3_CHECK on shapes that moe_grouped_serves refuses; CudaStatus of the launches. T = 0 is legal.
-// Source:   kernels.md 7. Products BF16 x BF16 into FP32 with exact weights; activation and rows are rounded to BF16; the sum is FP32 in
-//           the order of ids, rounded once; the norm takes the rounded sum. Tolerance against moe_ref, norm ratio: 4e-3.
-//           The sum of an output does not depend on T, on neighbours or on timing.
+// Errors:   K3_CHECK on shapes that moe_grouped_serves refuses and on 2^22 tokens or more; CudaStatus of the launches.
+//           T = 0 is legal.
+// Source:   kernels.md 7. Products BF16 x BF16 into FP32 with exact weights; activation and rows are rounded to BF16; the
+//           sum is FP32 in the order of ids, rounded once; the norm takes the rounded sum. Tolerance against moe_ref, norm
+//           ratio: 4e-3. The sum of an output does not depend on T, on neighbours or on timing.
 #pragma once
 
 #include <cstdint>
@@ -43,7 +45,7 @@ struct MoeGroupedSum {
 bool moe_grouped_serves(MoeWeights kind, int64_t experts, int64_t width, int64_t hidden, const DeviceInfo& device);
 int64_t moe_grouped_workspace_bytes(int64_t tokens, int64_t topk, int64_t experts, int64_t width, int64_t hidden);
 
-CudaStatus moe_grouped_prepare_cuda(const MoeGroupedCuda& args, Stream stream);   // plan, columns of z in the order of the weights
+CudaStatus moe_grouped_prepare_cuda(const MoeGroupedCuda& args, Stream stream);   // plan, rows of z in the order of experts
 CudaStatus moe_grouped_products_cuda(const MoeGroupedCuda& args, Stream stream);  // needs prepare
 CudaStatus moe_grouped_cuda(const MoeGroupedCuda& args, Stream stream);           // both
 CudaStatus moe_grouped_combine_cuda(const MoeGroupedCuda& args, const MoeGroupedSum& sum, Stream stream);

@@ -1,5 +1,5 @@
-// Experts for many tokens: kernels.md 9. "products" are the two grouped products (with the list of tiles), as the anchor has them; "all"
-// adds plan, column order, weighted sum and norm. The floor counts the experts that are touched; routing is random.
+// Experts for many tokens: kernels.md 9. "products" are the two grouped products (with the list of tiles), as the anchor has
+// them; "all" adds plan, gather, weighted sum and norm. The floor counts the experts that are touched; routing is random.
 #include <algorithm>
 
 #include "k3/ops/cuda/gpu_bench.h"
@@ -28,8 +28,10 @@ struct Experts {
 };
 // Random numbers; MXFP4: those of 8 experts again and again.
 Experts random_experts_of(const Model& m, cudaStream_t stream) {
-  const int64_t bytes13 = moe_packed_bytes(m.kind, 2 * m.hidden, m.width), bytes2 = moe_packed_bytes(m.kind, m.width, m.hidden);
-  Experts x{DeviceArray<uint8_t>(bytes13 * m.experts), DeviceArray<uint8_t>(bytes2 * m.experts), DeviceArray<float>(4 * m.experts)};
+  const int64_t bytes13 = moe_packed_bytes(m.kind, 2 * m.hidden, m.width),
+                bytes2 = moe_packed_bytes(m.kind, m.width, m.hidden);
+  Experts x{DeviceArray<uint8_t>(bytes13 * m.experts), DeviceArray<uint8_t>(bytes2 * m.experts),
+            DeviceArray<float>(4 * m.experts)};
   if (m.kind == MoeWeights::bf16) {
     check(fill_normal_bf16(x.w13.data(), bytes13 * m.experts / 2, 1, 0.02F, stream));
     check(fill_normal_bf16(x.w2.data(), bytes2 * m.experts / 2, 2, 0.02F, stream));
@@ -45,7 +47,8 @@ Experts random_experts_of(const Model& m, cudaStream_t stream) {
     pack.kind = m.kind, pack.width = m.width, pack.hidden = m.hidden;
     pack.w1 = codes.data(), pack.w2 = codes.data() + values / 2, pack.w3 = codes.data() + values;
     pack.s1 = pack.s2 = pack.s3 = scales.data();
-    pack.w13_packed = x.w13.data() + e * bytes13, pack.w2_packed = x.w2.data() + e * bytes2, pack.factors = x.factors.data() + 4 * e;
+    pack.w13_packed = x.w13.data() + e * bytes13, pack.w2_packed = x.w2.data() + e * bytes2,
+    pack.factors = x.factors.data() + 4 * e;
     check(moe_pack_cuda(pack, stream));
   }
   gpu_sync();
@@ -86,7 +89,13 @@ void run_model(Bench& bench, const Model& m) {
     check(fill_normal_bf16(gain.data(), m.width, 4, 1, bench.stream()));
     const DeviceArray<uint8_t> workspace(moe_grouped_workspace_bytes(tokens, m.topk, m.experts, m.width, m.hidden));
     MoeGroupedCuda args;
-    args.weights = {m.kind, m.experts, m.width, m.hidden, experts.w13.data(), experts.w2.data(), m.kind == MoeWeights::mxfp4 ? experts.factors.data() : nullptr};
+    args.weights = {m.kind,
+                    m.experts,
+                    m.width,
+                    m.hidden,
+                    experts.w13.data(),
+                    experts.w2.data(),
+                    m.kind == MoeWeights::mxfp4 ? experts.factors.data() : nullptr};
     args.glu = {m.situ, 4, 25};
     args.z = z.data(), args.z_stride = m.width, args.ids = d_ids.data(), args.tokens = tokens, args.topk = m.topk;
     args.rows = y.data(), args.workspace = workspace.data();
@@ -98,18 +107,23 @@ void run_model(Bench& bench, const Model& m) {
     line.flops = 2 * weights * static_cast<double>(slots);
     line.must = m.must, line.aim = m.aim;
     line.name = name_of(tokens) + " products";
-    line.note = fmt::format("{} experts, at most {} rows", touched, *std::max_element(rows.begin(), rows.end()));
+    line.note = fmt::format("{} experts, at most {} rows{}", touched, *std::max_element(rows.begin(), rows.end()),
+                            m.experts == 448 ? ", half of K3's experts" : "");
+    gpu_sync();  // the stream does not wait for the poison of new arrays
     check(moe_grouped_prepare_cuda(args, bench.stream()));
-    bench.run(line, [&](cudaStream_t stream, int) { check(moe_grouped_products_cuda(args, stream)); }, 0);
+    bench.run(
+        line, [&](cudaStream_t stream, int) { check(moe_grouped_products_cuda(args, stream)); }, 0);
     line.must = line.aim = 0;
     BenchLine part = line;
     part.flops = 0;
-    part.name = name_of(tokens) + " plan and order";
-    part.bytes = 4.0 * static_cast<double>(values) + 12.0 * static_cast<double>(slots);
-    bench.run(part, [&](cudaStream_t stream, int) { check(moe_grouped_prepare_cuda(args, stream)); }, 8);
+    part.name = name_of(tokens) + " plan and gather";
+    part.bytes = 2.0 * static_cast<double>(values + slots * m.width) + 12.0 * static_cast<double>(slots);
+    bench.run(
+        part, [&](cudaStream_t stream, int) { check(moe_grouped_prepare_cuda(args, stream)); }, 8);
     part.name = name_of(tokens) + " sum";
     part.bytes = 2.0 * static_cast<double>(slots * m.width + values);
-    bench.run(part, [&](cudaStream_t stream, int) { check(moe_grouped_combine_cuda(args, sum, stream)); }, 8);
+    bench.run(
+        part, [&](cudaStream_t stream, int) { check(moe_grouped_combine_cuda(args, sum, stream)); }, 8);
     line.name = name_of(tokens) + " all";
     bench.run(
         line,

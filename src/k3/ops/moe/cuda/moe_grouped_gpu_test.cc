@@ -1,11 +1,10 @@
 // Grouped products of routed experts against the double reference.
-#include "k3/ops/moe/cuda/moe_grouped_cuda.h"
-
 #include <gtest/gtest.h>
 
 #include <numeric>
 
 #include "k3/ops/cuda/gpu_test_util.h"
+#include "k3/ops/moe/cuda/moe_grouped_cuda.h"
 #include "k3/ops/moe/cuda/moe_stream_pack.h"
 #include "k3/ops/moe/moe_cases.h"
 
@@ -19,8 +18,8 @@ struct Problem {
   int tokens = 0, experts = 8, topk = 2, width = 256, hidden = 128;
   Glu glu = {GluKind::situ, 4.0F, 25.0F};
   std::vector<int> rows = {};  // of each expert, in that order; then topk is 1
-  int first = 0, local = 0;  // local 0: all
-  int count = -1;            // tokens really there
+  int first = 0, local = 0;    // local 0: all
+  int count = -1;              // tokens really there
   int scale_low = 118, scale_high = 124;
   float input = 1;  // deviation of z
   int gap = 0;      // between rows of z
@@ -44,7 +43,8 @@ Matrix random_matrix(MoeWeights kind, int64_t rows, int64_t cols, uint64_t seed,
   for (int64_t i = 0; i < rows * cols / 2; ++i) m.data.push_back(static_cast<uint8_t>(rng.bits(static_cast<uint64_t>(i))));
   const Rng scale_rng(seed, 6);
   for (int64_t i = 0; i < rows * cols / 32; ++i) {
-    m.scales.push_back(static_cast<uint8_t>(low + static_cast<int>(scale_rng.bits(static_cast<uint64_t>(i)) % static_cast<uint64_t>(high - low + 1))));
+    m.scales.push_back(static_cast<uint8_t>(
+        low + static_cast<int>(scale_rng.bits(static_cast<uint64_t>(i)) % static_cast<uint64_t>(high - low + 1))));
   }
   m.values.resize(static_cast<size_t>(rows * cols));
   mxfp4_dequantise_ref(m.data.data(), m.scales.data(), rows, cols, m.values.data());
@@ -57,7 +57,8 @@ struct Packed {
 };
 
 Packed pack(const Problem& p, const std::vector<Matrix>& files, int first, int count) {
-  const int64_t bytes13 = moe_packed_bytes(p.kind, 2 * p.hidden, p.width), bytes2 = moe_packed_bytes(p.kind, p.width, p.hidden);
+  const int64_t bytes13 = moe_packed_bytes(p.kind, 2 * p.hidden, p.width),
+                bytes2 = moe_packed_bytes(p.kind, p.width, p.hidden);
   Packed d{DeviceArray<uint8_t>(bytes13 * count), DeviceArray<uint8_t>(bytes2 * count), DeviceArray<float>(4 * count)};
   for (int e = 0; e < count; ++e) {
     std::vector<DeviceArray<uint8_t>> data, scales;
@@ -96,7 +97,8 @@ Routing routing_of(Problem& p, uint64_t seed) {
   return r;
 }
 
-std::vector<float> reference(const Problem& p, std::vector<float>& z, Routing& routing, const std::vector<Matrix>& files, int local) {
+std::vector<float> reference(const Problem& p, std::vector<float>& z, Routing& routing, const std::vector<Matrix>& files,
+                             int local) {
   std::vector<ExpertWeights> views;
   for (int e = 0; e < p.experts; ++e) {
     const auto view = [&](size_t m, int64_t rows, int64_t cols) {
@@ -108,15 +110,16 @@ std::vector<float> reference(const Problem& p, std::vector<float>& z, Routing& r
   for (size_t i = 0; i < weights.size(); ++i) {
     if (routing.ids[i] < p.first || routing.ids[i] >= p.first + local) weights[i] = 0;
   }
-  moe_ref(matrix(z.data(), p.tokens, p.width), Tensor(routing.ids.data(), DType::i32, {p.tokens, p.topk}), matrix(weights.data(), p.tokens, p.topk),
-          views, p.glu, true, matrix(out.data(), p.tokens, p.width));
+  moe_ref(matrix(z.data(), p.tokens, p.width), Tensor(routing.ids.data(), DType::i32, {p.tokens, p.topk}),
+          matrix(weights.data(), p.tokens, p.topk), views, p.glu, true, matrix(out.data(), p.tokens, p.width));
   return out;
 }
 
 void check(Problem p, uint64_t seed = 1) {
   Routing routing = routing_of(p, seed + 200);
-  const std::string name = fmt::format("{} T {} E {} top {} R {} F {} first {} local {} count {}", p.kind == MoeWeights::bf16 ? "bf16" : "mxfp4",
-                                       p.tokens, p.experts, p.topk, p.width, p.hidden, p.first, p.local, p.count);
+  const std::string name =
+      fmt::format("{} T {} E {} top {} R {} F {} first {} local {} count {}", p.kind == MoeWeights::bf16 ? "bf16" : "mxfp4",
+                  p.tokens, p.experts, p.topk, p.width, p.hidden, p.first, p.local, p.count);
   SCOPED_TRACE(name);
   const int local = p.local == 0 ? p.experts : p.local;
   std::vector<Matrix> files;
@@ -130,7 +133,8 @@ void check(Problem p, uint64_t seed = 1) {
   std::vector<float> z = random_bf16(static_cast<int64_t>(p.tokens) * p.width, seed + 100, p.input);
   const std::vector<float> want = reference(p, z, routing, files, local);
 
-  const int64_t slots = static_cast<int64_t>(p.tokens) * p.topk, stride = p.width + p.gap, values = static_cast<int64_t>(p.tokens) * p.width;
+  const int64_t slots = static_cast<int64_t>(p.tokens) * p.topk, stride = p.width + p.gap,
+                values = static_cast<int64_t>(p.tokens) * p.width;
   std::vector<uint16_t> z_bits(static_cast<size_t>(p.tokens * stride), 0x7FFF);  // NaN between the rows
   const std::vector<uint16_t> packed_z = to_bf16(z);
   for (int t = 0; t < p.tokens; ++t) {
@@ -141,10 +145,18 @@ void check(Problem p, uint64_t seed = 1) {
   const DeviceArray<float> d_weights(routing.weights), sums(values);
   const DeviceArray<uint8_t> workspace(moe_grouped_workspace_bytes(p.tokens, p.topk, local, p.width, p.hidden));
   MoeGroupedCuda args;
-  args.weights = {p.kind, local, p.width, p.hidden, packed.w13.data(), packed.w2.data(), p.kind == MoeWeights::mxfp4 ? packed.factors.data() : nullptr};
+  args.weights = {p.kind,
+                  local,
+                  p.width,
+                  p.hidden,
+                  packed.w13.data(),
+                  packed.w2.data(),
+                  p.kind == MoeWeights::mxfp4 ? packed.factors.data() : nullptr};
   args.glu = {p.glu.kind == GluKind::situ, p.glu.beta, p.glu.linear_beta.value_or(0.0F)};
-  args.z = d_z.data(), args.z_stride = stride, args.ids = d_ids.data(), args.token_count = p.count < 0 ? nullptr : d_count.data();
-  args.tokens = p.tokens, args.topk = p.topk, args.first_expert = p.first, args.rows = rows.data(), args.workspace = workspace.data();
+  args.z = d_z.data(), args.z_stride = stride, args.ids = d_ids.data(),
+  args.token_count = p.count < 0 ? nullptr : d_count.data();
+  args.tokens = p.tokens, args.topk = p.topk, args.first_expert = p.first, args.rows = rows.data(),
+  args.workspace = workspace.data();
   ASSERT_EQ(moe_grouped_cuda(args, nullptr).code, 0);
   const std::vector<float> gain = random_bf16(p.width, seed + 300);
   const DeviceArray<uint16_t> d_gain(to_bf16(gain));
@@ -157,20 +169,24 @@ void check(Problem p, uint64_t seed = 1) {
 
   const int counted = p.count < 0 ? p.tokens : p.count;
   const auto used = static_cast<size_t>(counted) * static_cast<size_t>(p.width);
-  const std::vector<float> got = from_bf16(out.get()), got_sums = sums.get(), got_normed = from_bf16(normed.get()), got_rows = from_bf16(rows.get());
+  const std::vector<float> got = from_bf16(out.get()), got_sums = sums.get(), got_normed = from_bf16(normed.get()),
+                           got_rows = from_bf16(rows.get());
   for (size_t i = used; i < got.size(); ++i) ASSERT_TRUE(std::isnan(got[i])) << i;
   const auto ours = std::count_if(routing.ids.begin(), routing.ids.begin() + counted * p.topk,
                                   [&](int32_t e) { return e >= p.first && e < p.first + local; });
-  for (auto r = static_cast<size_t>(ours); r < static_cast<size_t>(slots); ++r) ASSERT_TRUE(std::isnan(got_rows[r * static_cast<size_t>(p.width)])) << "row " << r;
+  for (auto r = static_cast<size_t>(ours); r < static_cast<size_t>(slots); ++r)
+    ASSERT_TRUE(std::isnan(got_rows[r * static_cast<size_t>(p.width)])) << "row " << r;
   const std::span<const float> ref = std::span(want).first(used);
-  const double error = norm_ratio(std::span<const float>(got).first(used), ref), before = norm_ratio(std::span<const float>(got_sums).first(used), ref);
+  const double error = norm_ratio(std::span<const float>(got).first(used), ref),
+               before = norm_ratio(std::span<const float>(got_sums).first(used), ref);
   fmt::print("{}: {:.2e}, before rounding {:.2e}\n", name, error, before);
   EXPECT_LT(error, kTolerance);
   if (!(error < kTolerance)) {
     for (size_t i = 0, shown = 0; i < used && shown < 6; ++i) {
       if (std::abs(got_sums[i] - want[i]) <= 0.03F * std::abs(want[i]) + 3e-3F) continue;
       fmt::print("  wrong: token {} (expert {}) column {}: {} for {}\n", i / static_cast<size_t>(p.width),
-                 routing.ids[i / static_cast<size_t>(p.width) * static_cast<size_t>(p.topk)], i % static_cast<size_t>(p.width), got_sums[i], want[i]);
+                 routing.ids[i / static_cast<size_t>(p.width) * static_cast<size_t>(p.topk)],
+                 i % static_cast<size_t>(p.width), got_sums[i], want[i]);
       ++shown;
     }
   }
@@ -180,10 +196,12 @@ void check(Problem p, uint64_t seed = 1) {
     double squares = 0;
     for (const float v : u) squares += static_cast<double>(v) * static_cast<double>(v);
     const double scale = 1 / std::sqrt(squares / p.width + static_cast<double>(sum.eps));
-    for (size_t i = 0; i < u.size(); ++i) want_normed[t * u.size() + i] = static_cast<float>(static_cast<double>(u[i]) * scale * static_cast<double>(gain[i]));
+    for (size_t i = 0; i < u.size(); ++i)
+      want_normed[t * u.size() + i] = static_cast<float>(static_cast<double>(u[i]) * scale * static_cast<double>(gain[i]));
   }
   EXPECT_LT(norm_ratio(std::span<const float>(got_normed).first(used), std::span<const float>(want_normed)), 3e-3);
-  EXPECT_TRUE(rows.guards_intact() && out.guards_intact() && normed.guards_intact() && sums.guards_intact() && workspace.guards_intact());
+  EXPECT_TRUE(rows.guards_intact() && out.guards_intact() && normed.guards_intact() && sums.guards_intact() &&
+              workspace.guards_intact());
 
   ASSERT_EQ(moe_grouped_products_cuda(args, nullptr).code, 0);  // again: the same bits, whatever order the work is taken in
   gpu_sync();
@@ -204,8 +222,8 @@ TEST(MoeGroupedCuda, ServesWhatTheKernelsTake) {
   EXPECT_FALSE(moe_grouped_serves(MoeWeights::mxfp4, 1025, 32, 32, hopper));
   hopper.capability = 80;
   EXPECT_FALSE(moe_grouped_serves(MoeWeights::mxfp4, 896, 3584, 3072, hopper));
-  // Activations of 4,096 tokens of K3 and little else.
-  const int64_t bytes = moe_grouped_workspace_bytes(4096, 16, 896, 3584, 3072), arrays = 4096 * 2 * 3584 + 65536 * 2 * 3072;
+  // Activations of the rows of 4,096 tokens of K3 and little else.
+  const int64_t bytes = moe_grouped_workspace_bytes(4096, 16, 896, 3584, 3072), arrays = int64_t{65536} * 2 * (3584 + 3072);
   EXPECT_GE(bytes, arrays);
   EXPECT_LE(bytes, arrays + (1 << 20));
 }
@@ -222,18 +240,19 @@ TEST(MoeGroupedCuda, SanitizeSmallest) {
 TEST(MoeGroupedCuda, RowsOfAnExpert) {
   K3_NEEDS_GPU();
   for (const MoeWeights kind : kKinds) {
-    check({.kind = kind, .rows = {0, 1, 7, 8, 9, 63, 64, 65, 129, 0}});
-    check({.kind = kind, .rows = {16, 17, 24, 25, 31, 33, 40, 41, 48, 49, 56, 57}}, 2);
-    check({.kind = kind, .rows = {72, 73, 80, 81, 88, 89, 96, 97, 104}}, 3);
-    check({.kind = kind, .rows = {105, 112, 113, 120, 121, 128, 130, 257}}, 4);
-    check({.kind = kind, .rows = {0, 0, 700, 0}}, 5);
+    check({.kind = kind, .width = 96, .hidden = 64, .rows = {0, 1, 7, 8, 9, 63, 64, 65, 129, 0}});
+    check({.kind = kind, .width = 96, .hidden = 64, .rows = {16, 17, 24, 25, 31, 33, 40, 41, 48, 49, 56, 57}}, 2);
+    check({.kind = kind, .width = 96, .hidden = 64, .rows = {72, 73, 80, 81, 88, 89, 96, 97, 104}}, 3);
+    check({.kind = kind, .width = 96, .hidden = 64, .rows = {105, 112, 113, 120, 121, 128, 130, 257}}, 4);
+    check({.kind = kind, .width = 96, .hidden = 64, .rows = {0, 0, 700, 0}}, 5);
   }
 }
 
 TEST(MoeGroupedCuda, Widths) {
   K3_NEEDS_GPU();
   for (const MoeWeights kind : kKinds) {
-    for (const auto& [width, hidden] : {std::pair{32, 32}, {64, 96}, {96, 32}, {160, 544}, {288, 160}, {512, 1056}, {544, 256}, {1056, 288}}) {
+    for (const auto& [width, hidden] :
+         {std::pair{32, 32}, {64, 96}, {96, 32}, {160, 544}, {288, 160}, {512, 1056}, {544, 256}, {1056, 288}}) {
       check({.kind = kind, .tokens = 50, .experts = 5, .width = width, .hidden = hidden, .gap = 16}, 11);
     }
   }
@@ -247,9 +266,17 @@ TEST(MoeGroupedCuda, Routings) {
   for (const MoeWeights kind : kKinds) {
     check({.kind = kind, .tokens = 200, .experts = 60, .topk = 8}, 21);
     check({.kind = kind, .tokens = 300, .experts = 9, .topk = 4, .glu = {GluKind::silu, 1.0F, {}}}, 22);
-    check({.kind = kind, .tokens = 100, .experts = 24, .topk = 4, .glu = {GluKind::situ, 2.5F, {}}, .first = 8, .local = 9}, 23);
+    check({.kind = kind, .tokens = 100, .experts = 24, .topk = 4, .glu = {GluKind::situ, 2.5F, {}}, .first = 8, .local = 9},
+          23);
     check({.kind = kind, .tokens = 100, .experts = 24, .topk = 4, .glu = {GluKind::situ, 1.0F, 3.0F}, .count = 37}, 24);
-    check({.kind = kind, .tokens = 600, .experts = 300, .topk = 16, .width = 32, .hidden = 32, .glu = {GluKind::situ, 4.0F, {}}}, 25);
+    check({.kind = kind,
+           .tokens = 600,
+           .experts = 300,
+           .topk = 16,
+           .width = 32,
+           .hidden = 32,
+           .glu = {GluKind::situ, 4.0F, {}}},
+          25);
   }
 }
 
@@ -263,7 +290,8 @@ TEST(MoeGroupedCuda, WholeWidths) {
 
 TEST(MoeGroupedCuda, ScalesAtTheEndsOfTheirRange) {
   K3_NEEDS_GPU();
-  check({.tokens = 30, .experts = 4, .width = 288, .hidden = 96, .scale_low = 236, .scale_high = 242, .input = 0x1p-118F}, 41);
+  check({.tokens = 30, .experts = 4, .width = 288, .hidden = 96, .scale_low = 236, .scale_high = 242, .input = 0x1p-118F},
+        41);
   check({.tokens = 30, .experts = 4, .width = 288, .hidden = 96, .scale_low = 1, .scale_high = 6, .input = 0x1p118F}, 42);
   check({.tokens = 30, .experts = 9, .width = 288, .hidden = 96, .scale_low = 0, .scale_high = 252, .input = 0x1p-110F}, 43);
 }

@@ -1,9 +1,8 @@
-// Internal to ops/moe. Grouped products of routed experts on Hopper: a persistent grid over (256 weight rows, up to 128 rows of one
-// expert). Weights are the M side of wgmma and come from registers, rows are the N side in steps of 8.
+// Internal to ops/moe. Grouped products of routed experts on Hopper: a persistent grid over (256 weight rows, up to 128 rows
+// of one expert). Weights are the M side of wgmma and come from registers, rows are the N side in steps of 8.
 //
-// Warp 0 takes work from a counter and streams weights (bulk copies, A ring); warps 1-3 gather rows (cp.async, B ring); four consumer
-// warpgroups own 64 weight rows each: while one decodes its weights, the products of the others run. Rings are separate, so that
-// weights of the next tile arrive while rows are looked up.
+// One warp takes work from a counter and streams weights (bulk copies, A ring), one streams the rows (boxes of a tensor map,
+// B ring); four consumer warpgroups own 64 weight rows each: while one decodes its weights, the products of the others run.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -19,12 +18,10 @@ namespace k3::ops::cuda {
 namespace grouped {
 
 constexpr int kGroups = 4;  // consumer warpgroups
-constexpr int kThreads = 128 + 128 * kGroups, kConsumerWarps = 4 * kGroups, kGatherThreads = 96;
-constexpr int kGatherRows = kGatherThreads / 8;  // of one pass: 8 threads a row of 128 bytes
-constexpr int kGatherPasses = (kMoeGroupedRows + kGatherRows - 1) / kGatherRows;
+constexpr int kConsumers = 128 * kGroups, kConsumerWarps = 4 * kGroups, kThreads = kConsumers + 128;
 constexpr int kBBytes = kMoeGroupedRows * 128;  // 64 columns
 constexpr int kMaxN = kMoeGroupedRows;
-constexpr int kSlots = 4;                       // tiles announced ahead
+constexpr int kSlots = 4;                                      // tiles announced ahead
 constexpr int kOutRows = 32, kStageOutBytes = kOutRows * 128;  // a warpgroup's outputs on their way: 32 rows x 64 columns
 
 // A stage: 16 units x `kColumns` columns.
@@ -43,10 +40,12 @@ template <bool kMx>
 struct Layout {
   using S = Shape<kMx>;
   static constexpr int kABytes = kMoeGroupedUnits * S::kUnit;
-  static constexpr int kB = S::kAStages * kABytes, kOut = kB + S::kBStages * kBBytes, kInfo = kOut + kGroups * kStageOutBytes;
+  static constexpr int kB = S::kAStages * kABytes, kOut = kB + S::kBStages * kBBytes,
+                       kInfo = kOut + kGroups * kStageOutBytes;
   static constexpr int kBars = kInfo + kSlots * 16;
   static constexpr int kAFull = kBars, kAEmpty = kAFull + 8 * S::kAStages, kBFull = kAEmpty + 8 * S::kAStages,
-                       kBEmpty = kBFull + 8 * S::kBStages, kSlotFull = kBEmpty + 8 * S::kBStages, kSlotEmpty = kSlotFull + 8 * kSlots;
+                       kBEmpty = kBFull + 8 * S::kBStages, kSlotFull = kBEmpty + 8 * S::kBStages,
+                       kSlotEmpty = kSlotFull + 8 * kSlots;
   static constexpr int kBytes = kSlotEmpty + 8 * kSlots + 1024;  // and alignment
   static_assert(kABytes % 1024 == 0 && kBytes <= 227 * 1024);
 };
@@ -74,7 +73,9 @@ __device__ __forceinline__ uint32_t load_shared_4(uint32_t at) {
   asm volatile("ld.shared.u32 %0, [%1];\n" : "=r"(v) : "r"(at));
   return v;
 }
-__device__ __forceinline__ void store_shared_4(uint32_t at, uint32_t v) { asm volatile("st.shared.u32 [%0], %1;\n" ::"r"(at), "r"(v) : "memory"); }
+__device__ __forceinline__ void store_shared_4(uint32_t at, uint32_t v) {
+  asm volatile("st.shared.u32 [%0], %1;\n" ::"r"(at), "r"(v) : "memory");
+}
 __device__ __forceinline__ void store_shared_16(uint32_t at, uint4 v) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};\n" ::"r"(at), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
@@ -82,7 +83,8 @@ __device__ __forceinline__ void store_shared_16(uint32_t at, uint4 v) {
 __device__ __forceinline__ void bulk_load_once(uint32_t to, const void* from, uint32_t bytes, uint32_t bar) {
   asm volatile(
       "{\n.reg .b64 policy;\ncreatepolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], policy;\n}\n" ::"r"(to),
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], "
+      "policy;\n}\n" ::"r"(to),
       "l"(from), "r"(bytes), "r"(bar)
       : "memory");
 }
@@ -101,7 +103,7 @@ template <bool kMx>
 __device__ __forceinline__ void stream_weights(const MoeGroupedGemm& p, int32_t* counter, uint32_t base) {
   using L = Layout<kMx>;
   using S = Shape<kMx>;
-  const int lane = static_cast<int>(threadIdx.x);
+  const int lane = static_cast<int>(threadIdx.x) % 32;
   const int m_tiles = (p.units + kMoeGroupedUnits - 1) / kMoeGroupedUnits;
   const int total = p.header->tiles * m_tiles, stages = (p.k + S::kColumns - 1) / S::kColumns;
   Ring<kSlots> slots;
@@ -123,8 +125,9 @@ __device__ __forceinline__ void stream_weights(const MoeGroupedGemm& p, int32_t*
     if (lane == 0) {
       const auto slot = static_cast<uint32_t>(slots.stage);
       mbar_wait(base + L::kSlotEmpty + 8 * slot, slots.phase ^ 1);
-      store_shared_16(base + L::kInfo + 16 * slot, {static_cast<uint32_t>(piece.work.m_tile), static_cast<uint32_t>(piece.work.expert),
-                                                    static_cast<uint32_t>(piece.work.row), static_cast<uint32_t>(piece.work.rows)});
+      store_shared_16(base + L::kInfo + 16 * slot,
+                      {static_cast<uint32_t>(piece.work.m_tile), static_cast<uint32_t>(piece.work.expert),
+                       static_cast<uint32_t>(piece.work.row), static_cast<uint32_t>(piece.work.rows)});
       mbar_arrive(base + L::kSlotFull + 8 * slot);
     }
     slots.next();
@@ -156,86 +159,37 @@ __device__ __forceinline__ void stream_weights(const MoeGroupedGemm& p, int32_t*
   }
 }
 
-// Rows of the stages that were issued kLag ago are there: they become visible to wgmma and their stage is full. The fence stands here and
-// not with the consumers because it waits for all memory operations of its thread.
+// By one thread. The boxes of 8 rows of a tile reach up to 7 rows into the next expert, whose products are not stored.
 template <bool kMx>
-struct Arrivals {
-  static constexpr int kLag = 3;
-  uint32_t base;
-  Ring<Shape<kMx>::kBStages> done;
-  int open = 0;
-  __device__ __forceinline__ void arrive() {
-    mbar_arrive(base + Layout<kMx>::kBFull + 8 * static_cast<uint32_t>(done.stage));
-    done.next();
-  }
-  __device__ __forceinline__ void issued(int tune) {
-    if (tune & 2) {
-      cp_async_mbar_arrive(base + Layout<kMx>::kBFull + 8 * static_cast<uint32_t>(done.stage));
-      done.next();
-      return;
-    }
-    cp_async_commit();
-    if (++open <= kLag) return;
-    cp_async_wait<kLag>();
-    if (!(tune & 4)) fence_async_proxy();
-    arrive();
-    --open;
-  }
-  __device__ __forceinline__ void drain() {
-    cp_async_wait<0>();
-    fence_async_proxy();
-    for (; open > 0; --open) arrive();
-  }
-};
-
-template <bool kMx>
-__device__ __forceinline__ void gather_rows(const MoeGroupedGemm& p, uint32_t base) {
+__device__ __forceinline__ void stream_rows(const MoeGroupedGemm& p, uint32_t base) {
   using L = Layout<kMx>;
-  using S = Shape<kMx>;
-  static_assert(Arrivals<kMx>::kLag + 2 <= S::kBStages);  // a stage is given back while the next but one is read
-  const int thread = static_cast<int>(threadIdx.x) - 32, r = thread / 8, c = thread % 8;
   const int steps = (p.k + 63) / 64;
   Ring<kSlots> slots;
-  Ring<S::kBStages> b;
-  Arrivals<kMx> arrivals{base, {}};
+  Ring<Shape<kMx>::kBStages> b;
   for (;;) {
     const Work work = take_work(base + L::kInfo, base + L::kSlotFull, base + L::kSlotEmpty, slots);
-    if (work.rows < 0) break;
-    uint32_t from[kGatherPasses];
-#pragma unroll
-    for (int i = 0; i < kGatherPasses; ++i) {
-      const int row = i * kGatherRows + r;
-      int source = work.row + row;
-      if (p.row_slot != nullptr) source = row < work.rows ? p.row_slot[source] / p.topk : 0;
-      from[i] = static_cast<uint32_t>(source) * static_cast<uint32_t>(p.x_stride) + static_cast<uint32_t>(c);
-    }
-    const uint32_t place = swizzle_128(static_cast<uint32_t>(r), static_cast<uint32_t>(c) * 16);
+    if (work.rows < 0) return;
+    if (threadIdx.x % 32 != 0) continue;
+    const int rows = (work.rows + 7) / 8 * 8;
     for (int s = 0; s < steps; ++s, b.next()) {
-      const uint32_t to = base + L::kB + static_cast<uint32_t>(b.stage) * kBBytes;
+      const uint32_t full = base + L::kBFull + 8 * static_cast<uint32_t>(b.stage),
+                     to = base + L::kB + static_cast<uint32_t>(b.stage) * kBBytes;
       mbar_wait(base + L::kBEmpty + 8 * static_cast<uint32_t>(b.stage), b.phase ^ 1);
-      const bool take = s * 64 + c * 8 < p.k;
-#pragma unroll
-      for (int i = 0; i < kGatherPasses; ++i) {
-        const int row = i * kGatherRows + r;
-        // Pass i is 12 i rows on: the swizzle of odd passes differs from that of pass 0 in bit 2 of the row.
-        const uint32_t at = to + static_cast<uint32_t>(i * kGatherRows * 128) + (i % 2 == 0 ? place : place ^ 64U);
-        if (row < work.rows) cp_async<16>(at, p.x + (static_cast<uint64_t>(from[i]) + (take ? static_cast<uint32_t>(s) * 8U : 0U)) * 16, take);
-      }
-      arrivals.issued(p.tune);
+      mbar_expect(full, static_cast<uint32_t>(rows) * 128);
+      int row = 0;
+      for (; row + 32 <= rows; row += 32)
+        tma_load_2d(to + static_cast<uint32_t>(row) * 128, &p.map32, s * 64, work.row + row, full);
+      for (; row < rows; row += 8) tma_load_2d(to + static_cast<uint32_t>(row) * 128, &p.map8, s * 64, work.row + row, full);
     }
-    // The next tile is announced before the weights of this one are streamed, so that rows of this one may stay open meanwhile; unless
-    // they are rows of even earlier tiles.
-    if (steps <= Arrivals<kMx>::kLag) arrivals.drain();
   }
-  arrivals.drain();
 }
 
 __device__ __forceinline__ float glu_value(const MoeGroupedGlu& glu, float g, float u) {
   constexpr float kLog2E = 1.44269504F;
   if (glu.kind == 0) return __fdividef(g * u, 1 + exp2_approx(-kLog2E * g));
   const float size = fabsf(g);
-  const float e = exp2_approx(glu.gate_exp * size);                                // e^{-2|g|/b1}
-  const float s = glu.kind == 2 ? e * e : exp2_approx(-kLog2E * size);             // e^{-|g|}
+  const float e = exp2_approx(glu.gate_exp * size);                     // e^{-2|g|/b1}
+  const float s = glu.kind == 2 ? e * e : exp2_approx(-kLog2E * size);  // e^{-|g|}
   const float top = (1 - e) * (g < 0 ? s : 1), bottom = (1 + e) * (1 + s);
   if (glu.up_exp == 0) return copysignf(glu.scale, g) * u * __fdividef(top, bottom);
   const float f = exp2_approx(glu.up_exp * fabsf(u));
@@ -263,12 +217,14 @@ template <int N>
 __device__ __forceinline__ void products_of(Operands& o, uint64_t rows) {
   wgmma_fence();
 #pragma unroll
-  for (int m = 0; m < 4; ++m) Wgmma<N>::rs(reinterpret_cast<float(&)[N / 2]>(o.d), o.a[m], rows + static_cast<uint64_t>(2 * m), true);
+  for (int m = 0; m < 4; ++m)
+    Wgmma<N>::rs(reinterpret_cast<float(&)[N / 2]>(o.d), o.a[m], rows + static_cast<uint64_t>(2 * m), true);
   wgmma_commit();
 }
 
-// The width is chosen here and not around the whole loop: of several loops ptxas keeps all registers apart as if all were in flight at
-// once, runs out of them, and waits after every product. Fence and commit belong into the branch for the same reason.
+// The width is chosen here and not around the whole loop: of several loops ptxas keeps all registers apart as if all were in
+// flight at once, runs out of them, and waits after every product. Fence and commit belong into the branch for the same
+// reason.
 __device__ __forceinline__ void products(Operands& o, uint64_t rows, int eights) {
   switch (eights) {
     case 1: return products_of<8>(o, rows);
@@ -297,7 +253,8 @@ __device__ __forceinline__ uint32_t staged(int row, int chunk) {  // of 16 bytes
   return kColumns == 64 ? swizzle_128(r, c * 16) : r * 64 + ((c ^ (r / 2 % 4)) << 4);
 }
 template <int kColumns>
-__device__ __forceinline__ void store_block(const MoeGroupedGemm& p, uint32_t out, const Work& work, int first_row, int column) {
+__device__ __forceinline__ void store_block(const MoeGroupedGemm& p, uint32_t out, const Work& work, int first_row,
+                                            int column) {
   constexpr int kChunks = kColumns / 8;
   const int thread = static_cast<int>(threadIdx.x) % 128, chunk = thread % kChunks;
   if (column + chunk * 8 >= p.out_columns) return;
@@ -305,12 +262,14 @@ __device__ __forceinline__ void store_block(const MoeGroupedGemm& p, uint32_t ou
   for (int row = thread / kChunks; row < kOutRows; row += 128 / kChunks) {
     if (first_row + row >= work.rows) break;
     const uint4 v = load_shared_16(out + staged<kColumns>(row, chunk));
-    *reinterpret_cast<uint4*>(static_cast<__nv_bfloat16*>(p.out) + (work.row + first_row + row) * p.out_stride + column + chunk * 8) = v;
+    *reinterpret_cast<uint4*>(static_cast<__nv_bfloat16*>(p.out) + (work.row + first_row + row) * p.out_stride + column +
+                              chunk * 8) = v;
   }
 }
 
 template <bool kMx>
-__device__ __forceinline__ void finish_gate_up(const MoeGroupedGemm& p, const Consumer<kMx>& me, const Work& work, const float (&d)[kMaxN / 2]) {
+__device__ __forceinline__ void finish_gate_up(const MoeGroupedGemm& p, const Consumer<kMx>& me, const Work& work,
+                                               const float (&d)[kMaxN / 2]) {
   const uint32_t out = me.base + Layout<kMx>::kOut + static_cast<uint32_t>(me.group) * kStageOutBytes;
   const int g = me.lane / 4, q = me.lane % 4, unit = work.m_tile * kMoeGroupedUnits + me.group * 4 + me.warp;
   const bool real = unit * 8 + g < p.hidden;
@@ -336,7 +295,8 @@ __device__ __forceinline__ void finish_gate_up(const MoeGroupedGemm& p, const Co
 }
 
 template <bool kMx>
-__device__ __forceinline__ void finish_down(const MoeGroupedGemm& p, const Consumer<kMx>& me, const Work& work, const float (&d)[kMaxN / 2]) {
+__device__ __forceinline__ void finish_down(const MoeGroupedGemm& p, const Consumer<kMx>& me, const Work& work,
+                                            const float (&d)[kMaxN / 2]) {
   const uint32_t out = me.base + Layout<kMx>::kOut + static_cast<uint32_t>(me.group) * kStageOutBytes;
   const float f = kMx && p.factors != nullptr ? p.factors[work.expert * 4 + 1] : 1;
   const int matrix = me.lane / 8;
@@ -408,7 +368,8 @@ __device__ __forceinline__ void tile(const MoeGroupedGemm& p, Consumer<kMx>& me,
       }
     }
     mbar_wait(me.base + L::kBFull + 8 * static_cast<uint32_t>(me.b.stage), me.b.phase);
-    products(o, make_desc(me.base + L::kB + static_cast<uint32_t>(me.b.stage) * kBBytes, 0, 1024, Swizzle::bytes_128), eights);
+    products(o, make_desc(me.base + L::kB + static_cast<uint32_t>(me.b.stage) * kBBytes, 0, 1024, Swizzle::bytes_128),
+             eights);
     if (part == kSteps - 1 || s == steps - 1) {
       __syncwarp();
       if (me.lane == 0) mbar_arrive(me.base + L::kAEmpty + 8 * static_cast<uint32_t>(me.a.stage));
@@ -429,7 +390,7 @@ __device__ __forceinline__ void tile(const MoeGroupedGemm& p, Consumer<kMx>& me,
 template <bool kMx, bool kDown>
 __device__ __forceinline__ void consume(const MoeGroupedGemm& p, uint32_t base) {
   using L = Layout<kMx>;
-  const int thread = static_cast<int>(threadIdx.x) - 128;
+  const int thread = static_cast<int>(threadIdx.x);
   Consumer<kMx> me{base, thread / 128, thread / 32 % 4, thread % 32, {}, {}};
   Ring<kSlots> slots;
   Operands o;
@@ -452,33 +413,34 @@ __global__ void __launch_bounds__(kThreads, 1) grouped_product(const __grid_cons
       mbar_init(base + L::kAEmpty + 8 * i, kConsumerWarps);
     }
     for (uint32_t i = 0; i < S::kBStages; ++i) {
-      mbar_init(base + L::kBFull + 8 * i, kGatherThreads);
+      mbar_init(base + L::kBFull + 8 * i, 1);
       mbar_init(base + L::kBEmpty + 8 * i, kConsumerWarps);
     }
     for (uint32_t i = 0; i < kSlots; ++i) {
       mbar_init(base + L::kSlotFull + 8 * i, 1);
-      mbar_init(base + L::kSlotEmpty + 8 * i, kConsumerWarps + kGatherThreads / 32);
+      mbar_init(base + L::kSlotEmpty + 8 * i, kConsumerWarps + 1);
     }
     mbar_init_fence();
   }
   __syncthreads();
-  if (threadIdx.x < 128) {
-    fewer_registers<32>();
-    if (threadIdx.x < 32) {
-      stream_weights<kMx>(p, &p.header->next[kDown ? 1 : 0], base);
-    } else {
-      gather_rows<kMx>(p, base);
-    }
-  } else {
+  if (threadIdx.x < kConsumers) {
     more_registers<112>();
     consume<kMx, kDown>(p, base);
+  } else {
+    fewer_registers<32>();
+    if (threadIdx.x < kConsumers + 32) {
+      stream_weights<kMx>(p, &p.header->next[kDown ? 1 : 0], base);
+    } else if (threadIdx.x < kConsumers + 64) {
+      stream_rows<kMx>(p, base);
+    }
   }
 }
 
 template <bool kMx>
 int launch_product(const MoeGroupedGemm& gemm, bool down, int blocks, cudaStream_t stream) {
   const LaunchOptions options{.grid = static_cast<unsigned>(blocks), .block = kThreads, .shared_bytes = Layout<kMx>::kBytes};
-  return down ? launch(grouped_product<kMx, true>, options, stream, gemm) : launch(grouped_product<kMx, false>, options, stream, gemm);
+  return down ? launch(grouped_product<kMx, true>, options, stream, gemm)
+              : launch(grouped_product<kMx, false>, options, stream, gemm);
 }
 
 }  // namespace grouped

@@ -1,4 +1,5 @@
-// Internal to ops/moe: parameters of the grouped products, free of everything that .cu files cannot take.
+// Internal to ops/moe. Parameters of the grouped products, free of everything that .cu files cannot take; the contract is
+// moe_grouped_cuda.h.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +13,8 @@ constexpr int kMoeGroupedUnits = 16;  // units of 16 weight rows of a block: the
 
 // At the start of the workspace; written by moe_grouped_tiles.
 struct MoeGroupedHeader {
-  int32_t tiles;       // row tiles
-  int32_t next[2];     // next piece of work of the first and of the second product
+  int32_t tiles;    // row tiles
+  int32_t next[2];  // next piece of work of the first and of the second product
   int32_t reserved[13];
 };
 
@@ -24,41 +25,43 @@ struct MoeGroupedTiles {
   MoeTile* tiles = nullptr;
 };
 
-// Columns in the order in which the weights of moe_stream_pack.h are multiplied, and zeros up to a multiple of 32.
-struct MoeGroupedPermute {
+// Rows in the order of experts, columns in the order in which the weights of moe_stream_pack.h are multiplied, zeros up to a
+// multiple of 32.
+struct MoeGroupedGather {
   const void* z = nullptr;
-  int64_t z_stride = 0;  // elements
-  int tokens = 0, width = 0;
-  void* out = nullptr;  // [tokens, width rounded up to 32]
+  int64_t z_stride = 0;               // elements
+  const int32_t* row_slot = nullptr;  // source of a row: row_slot[row] / topk; negative: no row
+  int rows = 0, topk = 1, width = 0;
+  void* out = nullptr;  // [rows, width rounded up to 32]
+};
+
+struct alignas(64) MoeGroupedMap {  // a CUtensorMap
+  unsigned char bytes[128];
 };
 
 // How gate and up become one value; all factors are folded in on the host.
 struct MoeGroupedGlu {
-  int kind = 0;                // 0: silu; 1: situ; 2: situ with b1 = 4
-  float scale = 1;             // b1 * b2
-  float gate_exp = 0;          // -2 log2(e) / b1
-  float up_exp = 0;            // -2 log2(e) / b2; 0: up passes through
+  int kind = 0;        // 0: silu; 1: situ; 2: situ with b1 = 4
+  float scale = 1;     // b1 * b2
+  float gate_exp = 0;  // -2 log2(e) / b1
+  float up_exp = 0;    // -2 log2(e) / b2; 0: up passes through
 };
 
-// out[row, :] = act(weights of the row's expert x[source of row, :]).
+// out[row, :] = act(weights of the row's expert x[row, :]).
 struct MoeGroupedGemm {
   const uint8_t* weights = nullptr;
   int64_t expert_bytes = 0, unit_bytes = 0;
-  int units = 0;                     // of an expert
-  const float* factors = nullptr;    // [experts, 4] or null
-  const uint8_t* x = nullptr;        // bf16 rows in the permuted order
-  int x_stride = 0;                  // in units of 16 bytes
-  const int32_t* row_slot = nullptr; // source of a row: row_slot[row] / topk; null: the row itself
-  int topk = 1;
-  int k = 0;                         // columns of x, a multiple of 32
-  void* out = nullptr;               // bf16
-  int64_t out_stride = 0;            // elements
-  int out_columns = 0;               // stored; the first product: a multiple of 32, zeros from `hidden` on
-  int hidden = 0;                    // the first product: F
+  int units = 0;                        // of an expert
+  const float* factors = nullptr;       // [experts, 4] or null
+  MoeGroupedMap map32 = {}, map8 = {};  // boxes of 32 and 8 rows by 64 columns of x, swizzled by 128 bytes
+  int k = 0;                            // columns of x, a multiple of 32
+  void* out = nullptr;                  // bf16
+  int64_t out_stride = 0;               // elements
+  int out_columns = 0;                  // stored; the first product: a multiple of 32, zeros from `hidden` on
+  int hidden = 0;                       // the first product: F
   const MoeTile* tiles = nullptr;
   MoeGroupedHeader* header = nullptr;
   MoeGroupedGlu glu;
-  int tune = 0;
 };
 
 struct MoeGroupedCombine {
@@ -75,7 +78,7 @@ struct MoeGroupedCombine {
 
 // blocks: of the persistent grid. down: second product (rows of w2, no activation).
 int moe_grouped_tiles_launch(const MoeGroupedTiles& tiles, CUstream_st* stream);
-int moe_grouped_permute_launch(const MoeGroupedPermute& permute, CUstream_st* stream);
+int moe_grouped_gather_launch(const MoeGroupedGather& gather, CUstream_st* stream);
 int moe_grouped_combine_launch(const MoeGroupedCombine& combine, CUstream_st* stream);
 int moe_grouped_bf16_launch(const MoeGroupedGemm& gemm, bool down, int blocks, CUstream_st* stream);
 int moe_grouped_mxfp4_launch(const MoeGroupedGemm& gemm, bool down, int blocks, CUstream_st* stream);
