@@ -17,7 +17,8 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 constexpr double kChunkUs = 0.95, kPairChunkUs = 0.72, kMapChunkUs = 0.90, kStartUs = 12, kScanUs = 2;
 
 double fused_cost(const KdaPrefillShape& s, int64_t blocks, bool pairs) {
-  const double all = static_cast<double>(ceil_div(s.tokens, kChunk) * s.heads) / static_cast<double>(pairs ? blocks / 2 : blocks);
+  const double all =
+      static_cast<double>(ceil_div(s.tokens, kChunk) * s.heads) / static_cast<double>(pairs ? blocks / 2 : blocks);
   return kStartUs + (pairs ? kPairChunkUs : kChunkUs) * std::max(all, static_cast<double>(ceil_div(s.longest, kChunk)));
 }
 
@@ -44,14 +45,14 @@ KdaPrefillPlan kda_prefill_plan(const KdaPrefillShape& s, const DeviceInfo& devi
   if (!fits || form == KdaPrefillForm::recurrent) return {};
   const int64_t blocks = std::max(2, device.sm_count);
   const bool pairs = fused_cost(s, blocks, true) < fused_cost(s, blocks, false);
-  KdaPrefillPlan best{KdaPrefillForm::fused, 0, pairs ? 1 : 0};
+  KdaPrefillPlan best{KdaPrefillForm::fused, 0, pairs};
   if (form == KdaPrefillForm::fused || s.tokens == 0) return best;
   double cost = form == KdaPrefillForm::segments ? 1e30 : fused_cost(s, blocks, pairs);
   for (int64_t pieces = 2; pieces <= 24; ++pieces) {
     const int64_t segment = std::max(kChunk, ceil_div(ceil_div(s.longest, pieces), kChunk) * kChunk);
     if (segment >= s.longest && form != KdaPrefillForm::segments) break;
     const double c = segments_cost(s, blocks, segment);
-    if (c < cost) cost = c, best = {KdaPrefillForm::segments, segment, 0};
+    if (c < cost) cost = c, best = {KdaPrefillForm::segments, segment, false};
   }
   return best;
 }
@@ -63,19 +64,23 @@ int64_t kda_prefill_workspace_bytes(const KdaPrefillShape& shape, const KdaPrefi
 
 CudaStatus kda_prefill_cuda(const K3KdaPrefill& given, const KdaPrefillPlan& plan, Stream stream) {
   K3KdaPrefill args = given;
-  K3_CHECK(args.heads > 0 && args.sequences >= 0 && args.tokens >= 0, "heads {} sequences {} tokens {}", args.heads, args.sequences, args.tokens);
+  K3_CHECK(args.heads > 0 && args.sequences >= 0 && args.tokens >= 0, "heads {} sequences {} tokens {}", args.heads,
+           args.sequences, args.tokens);
   if (args.sequences == 0 || args.tokens == 0) return {};
   for (const int64_t stride : {args.q_stride, args.k_stride, args.v_stride, args.z_stride, args.out_stride}) {
     K3_CHECK(stride >= args.heads * 128 && stride % 8 == 0, "stride {}", stride);
   }
+  K3_CHECK(args.b != nullptr && args.b_stride >= args.heads, "stride {} of b", args.b_stride);
   K3_CHECK(args.slot_stride >= args.heads * 128 * 128 && args.slot_stride % 4 == 0, "slot stride {}", args.slot_stride);
-  for (const void* p : {args.q, args.k, args.v, args.z, static_cast<const void*>(args.out), static_cast<const void*>(args.states)}) {
+  for (const void* p :
+       {args.q, args.k, args.v, args.z, static_cast<const void*>(args.out), static_cast<const void*>(args.states)}) {
     K3_CHECK(p != nullptr && reinterpret_cast<uintptr_t>(p) % 16 == 0, "rows start at multiples of 16 bytes");
   }
-  K3_CHECK(args.longest > 0 && args.longest <= args.tokens && (args.export_count == 0 || args.exports != nullptr), "longest {}", args.longest);
+  K3_CHECK(args.longest > 0 && args.longest <= args.tokens && (args.export_count == 0 || args.exports != nullptr),
+           "longest {}", args.longest);
   if (args.to == nullptr) args.to = args.from;
   K3_CHECK(args.from != nullptr, "slots");
-  args.segment = plan.segment, args.pairs = plan.pairs;
+  args.segment = plan.segment, args.pairs = plan.pairs ? 1 : 0;
   switch (plan.form) {
     case KdaPrefillForm::fused: return {kda_prefill_fused_launch(args, stream)};
     case KdaPrefillForm::segments:

@@ -46,7 +46,8 @@ __device__ void prepare(const K3KdaPrefill& a, int64_t token, int head, int row,
   match = warp_sum(match);
   if (lane == 0) {
     const int64_t at = token * a.b_stride + head;
-    const float b = a.b_f32 != 0 ? static_cast<const float*>(a.b)[at] : __bfloat162float(static_cast<const __nv_bfloat16*>(a.b)[at]);
+    const float b =
+        a.b_f32 != 0 ? static_cast<const float*>(a.b)[at] : __bfloat162float(static_cast<const __nv_bfloat16*>(a.b)[at]);
     tile.beta[row] = 1.0F / (1.0F + expf(-b));
     tile.match[row] = match;
   }
@@ -56,7 +57,8 @@ __global__ void __launch_bounds__(kThreads) recurrent(const __grid_constant__ K3
   extern __shared__ float4 shared[];
   Tile& tile = *reinterpret_cast<Tile*>(shared);
   const int parts = kDim / kRows;
-  const int part = static_cast<int>(blockIdx.x) % parts, head = static_cast<int>(blockIdx.x) / parts % static_cast<int>(a.heads);
+  const int part = static_cast<int>(blockIdx.x) % parts,
+            head = static_cast<int>(blockIdx.x) / parts % static_cast<int>(a.heads);
   const int sequence = static_cast<int>(blockIdx.x) / parts / static_cast<int>(a.heads);
   const int begin = a.offsets[sequence], length = a.offsets[sequence + 1] - begin;
   if (length <= 0) return;
@@ -75,8 +77,8 @@ __global__ void __launch_bounds__(kThreads) recurrent(const __grid_constant__ K3
         const uint2 two = {pack_bf16(state[4 * i], state[4 * i + 1]), pack_bf16(state[4 * i + 2], state[4 * i + 3])};
         *reinterpret_cast<uint2*>(static_cast<__nv_bfloat16*>(a.states) + element(slot, i)) = two;
       } else {
-        *reinterpret_cast<float4*>(static_cast<float*>(a.states) + element(slot, i)) = {state[4 * i], state[4 * i + 1], state[4 * i + 2],
-                                                                                         state[4 * i + 3]};
+        *reinterpret_cast<float4*>(static_cast<float*>(a.states) + element(slot, i)) = {state[4 * i], state[4 * i + 1],
+                                                                                        state[4 * i + 2], state[4 * i + 3]};
       }
     }
   };
@@ -99,7 +101,8 @@ __global__ void __launch_bounds__(kThreads) recurrent(const __grid_constant__ K3
       const int64_t token = static_cast<int64_t>(begin) + first + r;
       prepare(a, token, head, r, rate, tile);
       const int lane = thread % 32;
-      tile.value[r][lane] = __bfloat162float(static_cast<const __nv_bfloat16*>(a.v)[token * a.v_stride + head * kDim + part * kRows + lane]);
+      tile.value[r][lane] =
+          __bfloat162float(static_cast<const __nv_bfloat16*>(a.v)[token * a.v_stride + head * kDim + part * kRows + lane]);
     }
     __syncthreads();
     for (int r = 0; r < count; ++r) {
@@ -107,7 +110,8 @@ __global__ void __launch_bounds__(kThreads) recurrent(const __grid_constant__ K3
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         const int at = 4 * quarter + 16 * i;
-        const float4 d = *reinterpret_cast<const float4*>(&tile.decay[r][at]), k = *reinterpret_cast<const float4*>(&tile.key[r][at]);
+        const float4 d = *reinterpret_cast<const float4*>(&tile.decay[r][at]),
+                     k = *reinterpret_cast<const float4*>(&tile.key[r][at]);
         const float4 q = *reinterpret_cast<const float4*>(&tile.query[r][at]);
         state[4 * i] *= d.x, state[4 * i + 1] *= d.y, state[4 * i + 2] *= d.z, state[4 * i + 3] *= d.w;
         read += state[4 * i] * k.x + state[4 * i + 1] * k.y + state[4 * i + 2] * k.z + state[4 * i + 3] * k.w;
@@ -127,7 +131,8 @@ __global__ void __launch_bounds__(kThreads) recurrent(const __grid_constant__ K3
     __syncthreads();
     for (int r = warp; r < count; r += kThreads / 32) {
       const int64_t token = static_cast<int64_t>(begin) + first + r;
-      static_cast<__nv_bfloat16*>(a.out)[token * a.out_stride + head * kDim + part * kRows + thread % 32] = __float2bfloat16(tile.out[r][thread % 32]);
+      static_cast<__nv_bfloat16*>(a.out)[token * a.out_stride + head * kDim + part * kRows + thread % 32] =
+          __float2bfloat16(tile.out[r][thread % 32]);
     }
   }
   store(a.to[sequence]);

@@ -1,9 +1,7 @@
-// KDA prefill (kernels.md 9). K3_KDA_FORM=fused|segments|recurrent and K3_KDA_SEGMENT=tokens, K3_KDA_PAIRS=0..3 override the plan.
+// KDA prefill (kernels.md 9), as planned for each shape; the note says how. Prompts of 131,072 tokens: --filter kda_long.
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdlib>
-#include <cstring>
 #include <numeric>
 
 #include "k3/ops/cuda/gpu_bench.h"
@@ -22,11 +20,14 @@ struct Anchor {
 enum class Inputs { normal, keep, alike };
 
 void prefill_case(Bench& bench, int64_t heads, const std::vector<int32_t>& lengths, Inputs inputs, Anchor anchor) {
-  const int64_t tokens = std::accumulate(lengths.begin(), lengths.end(), int64_t{0}), longest = *std::max_element(lengths.begin(), lengths.end());
+  const int64_t tokens = std::accumulate(lengths.begin(), lengths.end(), int64_t{0}),
+                longest = *std::max_element(lengths.begin(), lengths.end());
   const auto sequences = static_cast<int64_t>(lengths.size());
   const char* kind = inputs == Inputs::normal ? "" : inputs == Inputs::keep ? " keep" : " alike";
-  const std::string name = fmt::format("H={} T={}{}{}", heads, tokens, sequences > 1 ? fmt::format(" seqs={}", sequences) : "", kind);
-  const char* kernel = tokens > 100'000 ? "kda_long_prefill" : "kda_prefill";  // the long ones take seconds: --filter kda_long
+  const std::string name =
+      fmt::format("H={} T={}{}{}", heads, tokens, sequences > 1 ? fmt::format(" seqs={}", sequences) : "", kind);
+  const char* kernel =
+      tokens > 100'000 ? "kda_long_prefill" : "kda_prefill";  // the long ones take seconds: --filter kda_long
   if (!bench.wants(kernel, name)) return;
   const int64_t width = heads * 128;
   const DeviceArray<uint16_t> qkv(tokens * 3 * width), z(tokens * width), b(tokens * heads), out(tokens * width);
@@ -49,15 +50,10 @@ void prefill_case(Bench& bench, int64_t heads, const std::vector<int32_t>& lengt
   a.q = qkv.data(), a.k = qkv.data() + width, a.v = qkv.data() + 2 * width, a.z = z.data();
   a.q_stride = a.k_stride = a.v_stride = 3 * width, a.z_stride = width, a.b = b.data(), a.b_stride = heads;
   a.bounded = 1, a.lower_bound = -5, a.a_log = a_log.data(), a.dt_bias = dt_bias.data(), a.offsets = offsets_d.data();
-  a.states = states.data(), a.slot_stride = heads * 128 * 128, a.from = slots_d.data(), a.out = out.data(), a.out_stride = width;
+  a.states = states.data(), a.slot_stride = heads * 128 * 128, a.from = slots_d.data(), a.out = out.data(),
+  a.out_stride = width;
   const KdaPrefillShape shape{tokens, heads, sequences, longest, -5.0F};
-  const char* form = std::getenv("K3_KDA_FORM");
-  const char* segment = std::getenv("K3_KDA_SEGMENT");
-  KdaPrefillForm wanted = KdaPrefillForm::automatic;
-  if (form != nullptr) wanted = std::strcmp(form, "fused") == 0 ? KdaPrefillForm::fused : std::strcmp(form, "segments") == 0 ? KdaPrefillForm::segments : KdaPrefillForm::recurrent;
-  KdaPrefillPlan plan = kda_prefill_plan(shape, device_info(), wanted);
-  if (segment != nullptr && plan.form == KdaPrefillForm::segments) plan.segment = std::atoi(segment);
-  if (const char* pairs = std::getenv("K3_KDA_PAIRS")) plan.pairs = std::atoi(pairs);
+  const KdaPrefillPlan plan = kda_prefill_plan(shape, device_info());
   const DeviceArray<float> workspace(std::max<int64_t>(1, kda_prefill_workspace_bytes(shape, plan) / 4));
   a.workspace = workspace.data();
   BenchLine line;
@@ -66,8 +62,13 @@ void prefill_case(Bench& bench, int64_t heads, const std::vector<int32_t>& lengt
   line.flops = 117'760.0 * static_cast<double>(tokens * heads);
   line.must = anchor.must, line.aim = anchor.aim;
   const char* names[] = {"auto", "recurrent", "fused", "segments"};
-  line.note = fmt::format("{} {} pairs {}; {}", names[static_cast<int>(plan.form)], plan.segment, plan.pairs, anchor.note);
-  bench.run(line, [&](cudaStream_t stream, int) { gpu_check(kda_prefill_cuda(a, plan, stream).code, "kda_prefill"); }, 2);
+  line.note = fmt::format("{}{}; {}", names[static_cast<int>(plan.form)],
+                          plan.segment > 0 ? fmt::format(" of {} tokens", plan.segment)
+                          : plan.pairs     ? " by pairs"
+                                           : "",
+                          anchor.note);
+  bench.run(
+      line, [&](cudaStream_t stream, int) { gpu_check(kda_prefill_cuda(a, plan, stream).code, "kda_prefill"); }, 2);
 }
 
 const BenchRegistration registration("kda_prefill", [](Bench& bench) {

@@ -1,4 +1,5 @@
-// Internal to ops/kda. Tensor maps of a prefill's rows for the copy engine: boxes of 16 tokens x 64 channels, 128-byte swizzle.
+// Internal to ops/kda. Tensor maps of a prefill's rows for the copy engine: boxes of 16 tokens x 64 channels, 128-byte
+// swizzle.
 #pragma once
 
 #include <cuda.h>

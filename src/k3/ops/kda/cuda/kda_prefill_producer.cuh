@@ -12,9 +12,11 @@ namespace k3::ops::cuda {
 
 constexpr float kGateUnit = 1024;  // decays in units of 2^-10 log2: FP16 keeps 11 bits of them down to 2^-24 / 1024
 
-// 16 rows of the batch from `first` to a buffer (one lane). Rows of the next sequence come along; they are masked where they are used.
+// 16 rows of the batch from `first` to a buffer (one lane). Rows of the next sequence come along; they are masked where they
+// are used.
 template <bool kMaps>
-__device__ __forceinline__ void load_rows(const PrefillMaps& maps, int head, bool values, int first, uint32_t buffer, uint32_t bar) {
+__device__ __forceinline__ void load_rows(const PrefillMaps& maps, int head, bool values, int first, uint32_t buffer,
+                                          uint32_t bar) {
   fence_async_proxy();  // factors were written here
   mbar_expect(bar, (kMaps ? (values ? 6 : 4) : 8) * kHalfTile);
 #pragma unroll
@@ -44,9 +46,9 @@ struct Products {
   float kk[2] = {}, qq[2] = {};  // this lane's part of the squared norms of tokens lane / 4, + 8
 };
 
-struct Valid {           // tokens of this chunk
-  uint32_t pairs[2];     // halves of a pair: tokens 2 (lane % 4), + 1; + 8
-  uint32_t rows[2];      // tokens lane / 4, + 8
+struct Valid {        // tokens of this chunk
+  uint32_t pairs[2];  // halves of a pair: tokens 2 (lane % 4), + 1; + 8
+  uint32_t rows[2];   // tokens lane / 4, + 8
 };
 
 struct GateConstants {
@@ -67,7 +69,8 @@ struct Square {
 };
 
 template <bool kMaps>
-__device__ __forceinline__ void open_square(uint32_t lane_row, int j, const GateConstants& c, float2 bias, const Valid& valid, Square& s) {
+__device__ __forceinline__ void open_square(uint32_t lane_row, int j, const GateConstants& c, float2 bias,
+                                            const Valid& valid, Square& s) {
   const uint32_t zq = square_at(lane_row, j, kStepZQ);
   uint32_t z[4];
   ldmatrix_x4_trans(z, zq + kAtZ);
@@ -80,14 +83,16 @@ __device__ __forceinline__ void open_square(uint32_t lane_row, int j, const Gate
 }
 
 template <bool kMaps>
-__device__ __forceinline__ void close_square(uint32_t lane_row, uint32_t buffer, int j, const GateConstants& c, const Square& s, Products& sum) {
+__device__ __forceinline__ void close_square(uint32_t lane_row, uint32_t buffer, int j, const GateConstants& c,
+                                             const Square& s, Products& sum) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const uint32_t zq = square_at(lane_row, j, kStepZQ);
   float g[2][4] = {}, grow[2][4], shrink[2][4], whole[4];  // g: decay since the chunk's begin, log2
   mma16_half(g[0], c.sum, s.gate[0], s.gate[1]);
   mma16_half(g[1], c.sum, s.gate[2], s.gate[3]);
 #pragma unroll
-  for (int i = 0; i < 8; ++i) shrink[i / 4][i % 4] = exp2_approx(g[i / 4][i % 4]), grow[i / 4][i % 4] = exp2_approx(-g[i / 4][i % 4]);
+  for (int i = 0; i < 8; ++i)
+    shrink[i / 4][i % 4] = exp2_approx(g[i / 4][i % 4]), grow[i / 4][i % 4] = exp2_approx(-g[i / 4][i % 4]);
 #pragma unroll
   for (int i = 0; i < 4; ++i) whole[i] = __shfl_sync(0xFFFFFFFFU, shrink[i / 2][2 + i % 2], 28 + (lane & 3));  // token 15
   uint32_t kp[4], km[4], ke[4], qp[4];
@@ -202,17 +207,19 @@ __device__ __forceinline__ void finish(uint32_t lane_row, uint32_t buffer, const
       float d[2][4] = {};
       mma16(d[0], w[0], w[1], w[2], w[3], kp[j][0], kp[j][1]);
       mma16(d[1], w[0], w[1], w[2], w[3], kp[j][2], kp[j][3]);
-      const uint32_t out[4] = {pack_bf16(d[0][0], d[0][1]), pack_bf16(d[0][2], d[0][3]), pack_bf16(d[1][0], d[1][1]), pack_bf16(d[1][2], d[1][3])};
+      const uint32_t out[4] = {pack_bf16(d[0][0], d[0][1]), pack_bf16(d[0][2], d[0][3]), pack_bf16(d[1][0], d[1][1]),
+                               pack_bf16(d[1][2], d[1][3])};
       stmatrix_x4(square_at(lane_row, 4 * half + j, kStepZQ) + kAtZ, out);
     }
   }
 }
 
-// Of the chunks made in this block, index, index + kProducers, ...; rows are loaded for the kAhead-th after each (early: those of the
-// first kAhead have been asked for).
+// Of the chunks made in this block, index, index + kProducers, ...; rows are loaded for the kAhead-th after each (early:
+// those of the first kAhead have been asked for).
 template <class C>
-__device__ __forceinline__ void produce(const K3KdaPrefill& a, const PrefillMaps& maps, const Piece& piece, PrefillShared& s, int index, bool early) {
-  if (index >= C::kProducers) return;
+__device__ __forceinline__ void produce(const K3KdaPrefill& a, const PrefillMaps& maps, const Piece& piece, PrefillShared& s,
+                                        int index, bool early) {
+  if (index >= C::kProducers) return;  // none in these shapes
   const int lane = static_cast<int>(threadIdx.x) % 32;
   Walk walk{piece.begin}, ahead{piece.begin};
   walk.steps(s.cuts, piece.end, C::kEvery * index + (C::kPair ? piece.rank : 0));
@@ -225,8 +232,8 @@ __device__ __forceinline__ void produce(const K3KdaPrefill& a, const PrefillMaps
     if (lane != 0) return;
     if (chunk >= C::kOwn) free(chunk - C::kOwn);
     const uint32_t slot = static_cast<uint32_t>(chunk % C::kOwn);
-    load_rows<C::kMaps>(maps, piece.head, C::kNeedsValues || piece.rank == 0, static_cast<int>(piece.first) + ahead.at, buffers + slot * kBufferBytes,
-                        arrived + slot * 8);
+    load_rows<C::kMaps>(maps, piece.head, !C::kMaps || piece.rank == 0, static_cast<int>(piece.first) + ahead.at,
+                        buffers + slot * kBufferBytes, arrived + slot * 8);
   };
   if (!early && index < C::kAhead && walk.at < piece.end) {
     ahead = walk;
@@ -246,7 +253,8 @@ __device__ __forceinline__ void produce(const K3KdaPrefill& a, const PrefillMaps
     const uint32_t logit = load_logit(a, piece.first + walk.at + lane, piece.head, lane < count);
     if (ahead.at < piece.end) load(chunk + C::kAhead);
     __syncwarp();
-    const uint32_t slot = static_cast<uint32_t>(chunk % C::kOwn), buffer = buffers + slot * kBufferBytes, lane_row = buffer + lane_at;
+    const uint32_t slot = static_cast<uint32_t>(chunk % C::kOwn), buffer = buffers + slot * kBufferBytes,
+                   lane_row = buffer + lane_at;
     Valid valid;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -272,7 +280,8 @@ __device__ __forceinline__ void produce(const K3KdaPrefill& a, const PrefillMaps
       mbar_arrive(full + slot * 8);
       if constexpr (C::kPair) {
         if (chunk >= C::kReceived) free(chunk - C::kReceived);
-        const uint32_t other = static_cast<uint32_t>(1 - piece.rank), to = static_cast<uint32_t>(C::kOwn + chunk % C::kReceived);
+        const uint32_t other = static_cast<uint32_t>(1 - piece.rank),
+                       to = static_cast<uint32_t>(C::kOwn + chunk % C::kReceived);
         const uint32_t bar = cluster_map(full + to * 8, other);
         mbar_expect_there(bar, kSentBytes);
         bulk_send(cluster_map(buffers + to * kBufferBytes, other), buffer, kSentBytes, bar);

@@ -1,6 +1,7 @@
-// Between the passes of the segmented form (kernels.md 2.5): the state before each piece, from the maps of the pieces before it.
-// The map of piece s is (B, M): S -> M S + B. Where B of piece s was, the state before piece s + 1 is written. Piece 0 needs nothing:
-// its B began from the true state. A block owns 16 value rows of one (sequence, head); TF32 products, FP32 sums.
+// Between the passes of the segmented form (kernels.md 2.5): the state before each piece, from the maps of the pieces before
+// it. The map of piece s is (B, M): S -> M S + B. Where B of piece s was, the state before piece s + 1 is written. Piece 0
+// needs nothing: its B began from the true state. A block owns 16 value rows of one (sequence, head); TF32 products, FP32
+// sums.
 #include "k3/ops/cuda/launch.cuh"
 #include "k3/ops/kda/cuda/kda_prefill_state.cuh"
 
@@ -23,7 +24,8 @@ __device__ __forceinline__ void mma_tf32(float (&d)[4], const uint32_t (&a)[4], 
 __global__ void __launch_bounds__(kThreads) scan(const __grid_constant__ K3KdaPrefill a) {
   __shared__ float state[kRows][kPitch];
   const int parts = kDim / kRows, segment = static_cast<int>(a.segment);
-  const int part = static_cast<int>(blockIdx.x) % parts, head = static_cast<int>(blockIdx.x) / parts % static_cast<int>(a.heads);
+  const int part = static_cast<int>(blockIdx.x) % parts,
+            head = static_cast<int>(blockIdx.x) / parts % static_cast<int>(a.heads);
   const int sequence = static_cast<int>(blockIdx.x) / parts / static_cast<int>(a.heads);
   const int first = a.offsets[sequence], length = a.offsets[sequence + 1] - first;
   const int pieces = (length + segment - 1) / segment;
@@ -42,7 +44,8 @@ __global__ void __launch_bounds__(kThreads) scan(const __grid_constant__ K3KdaPr
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) d[n][i] = b[(lane / 4 + 8 * (i / 2)) * kDim + 32 * warp + 8 * n + 2 * (lane & 3) + (i & 1)];
+      for (int i = 0; i < 4; ++i)
+        d[n][i] = b[(lane / 4 + 8 * (i / 2)) * kDim + 32 * warp + 8 * n + 2 * (lane & 3) + (i & 1)];
     }
     __syncthreads();
 #pragma unroll

@@ -1,6 +1,7 @@
-// The fused prefill kernel (kernels.md 2.4): one block a (sequence, head, piece). Producer warps turn raw rows into the factors of
-// their chunks, in shared memory alone; two consumer warpgroups own 64 value rows each, whose FP32 state never leaves their registers
-// between chunks (wgmma accumulators) and meets no other row's. Pairs: two blocks share the work on chunks (Config).
+// The fused prefill kernel (kernels.md 2.4): one block a (sequence, head, piece). Producer warps turn raw rows into the
+// factors of their chunks, in shared memory alone; two consumer warpgroups own 64 value rows each, whose FP32 state never
+// leaves their registers between chunks (wgmma accumulators) and meets no other row's. Pairs: two blocks share the work on
+// chunks (Config).
 #include "k3/ops/cuda/launch.cuh"
 #include "k3/ops/cuda/wgmma.cuh"
 #include "k3/ops/kda/cuda/kda_prefill_producer.cuh"
@@ -24,7 +25,9 @@ __device__ __forceinline__ void for_pairs(int warp, F&& f) {
 }
 
 __device__ __forceinline__ void store_rows(const State& state, float* to, int warp) {
-  for_pairs(warp, [&](int i, int value, int key) { *reinterpret_cast<float2*>(to + value * kDim + key) = {state[i], state[i + 1]}; });
+  for_pairs(warp, [&](int i, int value, int key) {
+    *reinterpret_cast<float2*>(to + value * kDim + key) = {state[i], state[i + 1]};
+  });
 }
 
 __device__ __forceinline__ void store_slot(const K3KdaPrefill& a, const State& state, int slot, int head, int warp) {
@@ -32,7 +35,9 @@ __device__ __forceinline__ void store_slot(const K3KdaPrefill& a, const State& s
   const int64_t base = slot * a.slot_stride + static_cast<int64_t>(head) * kDim * kDim;
   if (a.state_bf16 == 0) return store_rows(state, static_cast<float*>(a.states) + base, warp);
   auto* to = static_cast<__nv_bfloat16*>(a.states) + base;
-  for_pairs(warp, [&](int i, int value, int key) { *reinterpret_cast<uint32_t*>(to + value * kDim + key) = pack_bf16(state[i], state[i + 1]); });
+  for_pairs(warp, [&](int i, int value, int key) {
+    *reinterpret_cast<uint32_t*>(to + value * kDim + key) = pack_bf16(state[i], state[i + 1]);
+  });
 }
 
 __device__ __forceinline__ float* map_of(const K3KdaPrefill& a, int index, int head, int part) {
@@ -44,7 +49,9 @@ __device__ __forceinline__ void load_state(const K3KdaPrefill& a, const Piece& p
   const int slot = piece.begin == 0 && (!kMaps || piece.rank == 0) ? a.from[piece.sequence] : -1;
   const int64_t base = slot * a.slot_stride + static_cast<int64_t>(piece.head) * kDim * kDim;
   if (kMaps && piece.rank == 1) {
-    for_pairs(warp, [&](int i, int value, int key) { state[i] = key == value ? 1.0F : 0.0F, state[i + 1] = key + 1 == value ? 1.0F : 0.0F; });
+    for_pairs(warp, [&](int i, int value, int key) {
+      state[i] = key == value ? 1.0F : 0.0F, state[i + 1] = key + 1 == value ? 1.0F : 0.0F;
+    });
   } else if (slot >= 0 && a.state_bf16 != 0) {
     const auto* from = static_cast<const __nv_bfloat16*>(a.states) + base;
     for_pairs(warp, [&](int i, int value, int key) {
@@ -63,8 +70,8 @@ __device__ __forceinline__ void load_state(const K3KdaPrefill& a, const Piece& p
   }
 }
 
-// This warp's 16 values of the chunk's tokens, turned in shared memory so that whole sectors are written: 16 bytes of token lane % 16,
-// values 8 (lane / 16). out: 4 (token / 8) + 2 half + c.
+// This warp's 16 values of the chunk's tokens, turned in shared memory so that whole sectors are written: 16 bytes of token
+// lane % 16, values 8 (lane / 16). out: 4 (token / 8) + 2 half + c.
 __device__ __forceinline__ void turn_out(const float* out, const float (&scale)[4], uint32_t staging, uint32_t (&o)[4]) {
   const uint32_t lane = threadIdx.x % 32;
 #pragma unroll
@@ -79,13 +86,14 @@ template <class C>
 __device__ __forceinline__ void consume(const K3KdaPrefill& a, const Piece& piece, PrefillShared& s, int index) {
   constexpr bool kMaps = C::kMaps;
   constexpr int kRows = kMaps ? 16 : 32;  // of the first product: W, and Q
-  const int warp = index + (C::kPair && !kMaps ? 4 * piece.rank : 0);
+  const int warp = index + (C::kPair ? 4 * piece.rank : 0);
   State state;
   load_state<kMaps>(a, piece, state, warp);
   const uint32_t lane = threadIdx.x % 32;
   const uint32_t buffers = shared_address(s.buffers), staging = shared_address(s.out[index]);
   const uint32_t values = square_at(tile_lane(true), warp, kStepKV) + kAtV;
-  auto* out = static_cast<__nv_bfloat16*>(a.out) + (piece.first + piece.begin + (lane & 15)) * a.out_stride + piece.head * kDim + 16 * warp + 8 * static_cast<int>(lane >> 4);
+  auto* out = static_cast<__nv_bfloat16*>(a.out) + (piece.first + piece.begin + (lane & 15)) * a.out_stride +
+              piece.head * kDim + 16 * warp + 8 * static_cast<int>(lane >> 4);
   Walk walk{piece.begin};
   const bool uncut = s.cuts.count == 0;
   for (int chunk = 0; walk.at < piece.end; ++chunk) {
@@ -95,7 +103,8 @@ __device__ __forceinline__ void consume(const K3KdaPrefill& a, const Piece& piec
     const uint32_t parity = static_cast<uint32_t>(own ? local / C::kOwn : local / (C::kPair ? C::kReceived : 1)) & 1U;
     const uint32_t buffer = buffers + static_cast<uint32_t>(slot * kBufferBytes);
     const int cut = walk.cut, count = (uncut ? min(walk.at + kChunk, piece.end) : walk.end(s.cuts, piece.end)) - walk.at;
-    const uint64_t rows = make_desc(buffer + kAtZ, 0, 1024, Swizzle::bytes_128), t = make_desc(buffer + kAtT, 512, 128, Swizzle::none);
+    const uint64_t rows = make_desc(buffer + kAtZ, 0, 1024, Swizzle::bytes_128),
+                   t = make_desc(buffer + kAtT, 512, 128, Swizzle::none);
     const uint64_t p = make_desc(buffer + kAtP, 512, 128, Swizzle::none);
     const uint64_t keys = make_desc(buffer + kAtK, 2048, 1024, Swizzle::bytes_128);
     uint32_t x[8][4], v[4] = {}, u[4];
@@ -104,7 +113,9 @@ __device__ __forceinline__ void consume(const K3KdaPrefill& a, const Piece& piec
 #pragma unroll
       for (int i = 0; i < 4; ++i) x[j][i] = pack_bf16(state[8 * j + 2 * i], state[8 * j + 2 * i + 1]);
     };
-    const auto step = [&](int j) { Wgmma<kRows>::rs(d, x[j], rows + static_cast<uint64_t>(j / 4 * (kStepZQ / 16) + j % 4 * 2), j > 0); };
+    const auto step = [&](int j) {
+      Wgmma<kRows>::rs(d, x[j], rows + static_cast<uint64_t>(j / 4 * (kStepZQ / 16) + j % 4 * 2), j > 0);
+    };
 #pragma unroll
     for (int j = 0; j < 4; ++j) pack_state(j);
     mbar_wait(shared_address(&s.full[slot]), parity);
@@ -214,12 +225,13 @@ __device__ bool find_piece(const K3KdaPrefill& a, PrefillShared& s, Piece& piece
   piece.begin = number * segment;
   piece.end = segment == 0 ? piece.length : min(piece.begin + segment, piece.length);
   piece.index = segment == 0 ? 0 : static_cast<int>(piece.first) / segment + piece.sequence + number;
-  if constexpr (C::kMaps) return piece.end < piece.length && (C::kPair || piece.rank == 0 || number > 0);
+  if constexpr (C::kMaps) return piece.end < piece.length && (piece.rank == 0 || number > 0);
   return piece.begin < piece.length;
 }
 
 template <class C>
-__global__ void __launch_bounds__(C::kThreads, 1) fused(const __grid_constant__ K3KdaPrefill a, const __grid_constant__ PrefillMaps maps) {
+__global__ void __launch_bounds__(C::kThreads, 1)
+    fused(const __grid_constant__ K3KdaPrefill a, const __grid_constant__ PrefillMaps maps) {
   extern __shared__ __align__(1024) unsigned char raw[];
   PrefillShared& s = *reinterpret_cast<PrefillShared*>(raw);
   Piece piece;
@@ -233,8 +245,8 @@ __global__ void __launch_bounds__(C::kThreads, 1) fused(const __grid_constant__ 
     for (int i = 0; i < C::kAhead; ++i) {
       const int at = piece.begin + kChunk * (C::kEvery * i + (C::kPair ? piece.rank : 0));
       if (early && at < piece.end) {
-        load_rows<C::kMaps>(maps, piece.head, C::kNeedsValues || piece.rank == 0, static_cast<int>(piece.first) + at, shared_address(s.buffers[i]),
-                            shared_address(&s.raw[i]));
+        load_rows<C::kMaps>(maps, piece.head, !C::kMaps || piece.rank == 0, static_cast<int>(piece.first) + at,
+                            shared_address(s.buffers[i]), shared_address(&s.raw[i]));
       }
     }
   } else if (thread < kBuffers) {
@@ -251,7 +263,9 @@ __global__ void __launch_bounds__(C::kThreads, 1) fused(const __grid_constant__ 
   mbar_init_fence();
   for (int i = thread; i < kBuffers * 64; i += C::kThreads) {  // the rows of zeros of T and P
     const uint32_t zeros[4] = {}, half = static_cast<uint32_t>(i / 16 % 2);
-    store_shared(shared_address(s.buffers[i / 64]) + (i / 32 % 2 == 0 ? kAtT + 256 : kAtP) + half * 512 + static_cast<uint32_t>(i % 16 * 16), zeros);
+    store_shared(shared_address(s.buffers[i / 64]) + (i / 32 % 2 == 0 ? kAtT + 256 : kAtP) + half * 512 +
+                     static_cast<uint32_t>(i % 16 * 16),
+                 zeros);
   }
   fence_async_proxy();
   if constexpr (C::kMaps) {
@@ -293,24 +307,17 @@ int kda_prefill_fused_launch(const K3KdaPrefill& a, CUstream_st* stream) {
   PrefillMaps maps;
   const int code = kda_prefill_encode(a, maps);
   if (code != 0) return code;
-  return (a.pairs & 1) != 0 ? launch_fused<Config<false, true>>(whole, maps, a.sequences, stream)
-                            : launch_fused<Config<false, false>>(whole, maps, a.sequences, stream);
+  return a.pairs != 0 ? launch_fused<Config<false, true>>(whole, maps, a.sequences, stream)
+                      : launch_fused<Config<false, false>>(whole, maps, a.sequences, stream);
 }
-
-int kda_prefill_scan_launch(const K3KdaPrefill& a, CUstream_st* stream);  // kda_prefill_scan_sm90.cu
 
 int kda_prefill_segments_launch(const K3KdaPrefill& a, CUstream_st* stream) {
   const int64_t pieces = (a.longest + a.segment - 1) / a.segment;
   PrefillMaps maps;
   int code = kda_prefill_encode(a, maps);
-  if (code == 0) {
-    code = (a.pairs & 2) != 0 ? launch_fused<Config<true, true>>(a, maps, a.sequences * (pieces - 1), stream)
-                              : launch_fused<Config<true, false>>(a, maps, a.sequences * (pieces - 1), stream);
-  }
+  if (code == 0) code = launch_fused<Config<true, false>>(a, maps, a.sequences * (pieces - 1), stream);
   if (code == 0 && pieces > 2) code = kda_prefill_scan_launch(a, stream);
-  if (code != 0) return code;
-  return (a.pairs & 1) != 0 ? launch_fused<Config<false, true>>(a, maps, a.sequences * pieces, stream)
-                            : launch_fused<Config<false, false>>(a, maps, a.sequences * pieces, stream);
+  return code != 0 ? code : launch_fused<Config<false, false>>(a, maps, a.sequences * pieces, stream);
 }
 
 }  // namespace k3::ops::cuda

@@ -1,7 +1,7 @@
 // What runs where: the plan, without a GPU.
-#include "k3/ops/kda/cuda/kda_prefill_cuda.h"
-
 #include <gtest/gtest.h>
+
+#include "k3/ops/kda/cuda/kda_prefill_cuda.h"
 
 namespace k3::ops::cuda {
 namespace {
@@ -27,18 +27,18 @@ TEST(KdaPrefillPlan, FewHeadsAndLongPromptsAreCut) {
   }
   const KdaPrefillPlan brief = kda_prefill_plan({1024, 12, 1, 1024}, kH200);
   EXPECT_EQ(brief.form, KdaPrefillForm::fused);
-  EXPECT_EQ(brief.pairs, 1);  // 24 of 132 multiprocessors
-  EXPECT_EQ(kda_prefill_plan({1024, 96, 1, 1024}, kH200).pairs, 0);
+  EXPECT_TRUE(brief.pairs);  // 24 of 132 multiprocessors
+  EXPECT_FALSE(kda_prefill_plan({1024, 96, 1, 1024}, kH200).pairs);
   EXPECT_EQ(kda_prefill_plan({1, 12, 1, 1}, kH200).form, KdaPrefillForm::fused);
   EXPECT_EQ(kda_prefill_plan({32768, 12, 64, 512}, kH200).form, KdaPrefillForm::fused);  // many sequences fill the device
 }
 
 TEST(KdaPrefillPlan, WorkspaceHoldsTheMapOfEveryPiece) {
   const KdaPrefillShape shape{1000, 3, 4, 900};
-  const KdaPrefillPlan plan{KdaPrefillForm::segments, 64};
+  const KdaPrefillPlan plan{KdaPrefillForm::segments, 64, false};
   // Indices are offset / segment + sequence + piece; the last one possible belongs to the last sequence's last piece.
   EXPECT_EQ(kda_prefill_workspace_bytes(shape, plan), (1000 / 64 + 4) * 3 * 2 * 128 * 128 * 4);
-  EXPECT_EQ(kda_prefill_workspace_bytes(shape, {KdaPrefillForm::fused, 0}), 0);
+  EXPECT_EQ(kda_prefill_workspace_bytes(shape, {KdaPrefillForm::fused, 0, false}), 0);
 }
 
 }  // namespace

@@ -1,7 +1,9 @@
-// Internal to ops/kda. Chunks of the fused prefill kernel: which tokens they are, how their tiles lie in shared memory, instructions.
+// Internal to ops/kda. Chunks of the fused prefill kernel: which tokens they are, how their tiles lie in shared memory,
+// instructions.
 //
-// A tile is 16 tokens x 128 channels of BF16 in two halves of 64 channels, each as the copy engine and wgmma have it with 128-byte
-// swizzle: 16 rows of 128 bytes whose 16-byte pieces are permuted by the row. Raw rows arrive so, and factors are written in their place.
+// A tile is 16 tokens x 128 channels of BF16 in two halves of 64 channels, each as the copy engine and wgmma have it with
+// 128-byte swizzle: 16 rows of 128 bytes whose 16-byte pieces are permuted by the row. Raw rows arrive so, and factors are
+// written in their place.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -16,29 +18,32 @@ namespace k3::ops::cuda {
 constexpr int kChunk = 16;
 constexpr int kBuffers = 11;  // chunks in shared memory
 
-// kMaps: the map of a piece instead of its outputs. kPair: two blocks of a cluster make every second chunk each and send it to the
-// other; they own 64 value rows each (kMaps: all rows, of the state and of the transition).
+// kMaps: the map of a piece instead of its outputs; two blocks a piece, for the state and for the transition, which share
+// nothing. kPair: two blocks of a cluster make every second chunk each and send it to the other; they own 64 value rows
+// each.
 template <bool kMaps_, bool kPair_>
 struct Config {
+  static_assert(!kMaps_ || !kPair_);
   static constexpr bool kMaps = kMaps_, kPair = kPair_;
-  static constexpr int kConsumers = kPair && !kMaps ? 4 : 8, kProducers = kPair ? 6 : 8;  // warps at work
-  static constexpr int kThreads = 32 * (kConsumers + (kPair && kMaps ? 8 : kProducers));
+  static constexpr int kConsumers = kPair ? 4 : 8, kProducers = kPair ? 6 : 8;  // warps
+  static constexpr int kThreads = 32 * (kConsumers + kProducers);
   static constexpr int kOwn = kPair ? 7 : kBuffers, kReceived = kBuffers - kOwn;  // buffers of chunks made here and there
   static constexpr int kEvery = kPair ? 2 : 1;
-  static constexpr int kAhead = kPair ? 1 : 3;  // a producer that begins a chunk has the rows of the kAhead-th after it loaded
-  static constexpr bool kNeedsValues = !kMaps || kPair;  // else only where the state is
+  static constexpr int kAhead =
+      kPair ? 1 : 3;  // a producer that begins a chunk has the rows of the kAhead-th after it loaded
   // Registers move from the producers to the consumers where the even share is too small for these.
   static constexpr bool kMoveRegisters = kThreads == 512;
   static constexpr int kProducerRegisters = 104, kConsumerRegisters = 152;
 };
 
-// One chunk in shared memory. Loaded: z, q, k, v. The producer writes over them: W in the place of z, the scaled q and k in theirs.
-// Of each half, z and q follow each other, so that W and Q are one operand of 32 rows.
+// One chunk in shared memory. Loaded: z, q, k, v. The producer writes over them: W in the place of z, the scaled q and k in
+// theirs. Of each half, z and q follow each other, so that W and Q are one operand of 32 rows.
 constexpr int kHalfTile = 2048;
-constexpr int kAtZ = 0, kAtQ = kHalfTile, kStepZQ = 2 * kHalfTile, kAtK = 4 * kHalfTile, kAtV = 6 * kHalfTile, kStepKV = kHalfTile;
-constexpr int kAtT = 8 * kHalfTile;       // 32 x 16, no swizzle: T V, then 16 rows of zeros
-constexpr int kAtP = kAtT + 1024;         // 16 rows of zeros, then P
-constexpr int kAtE = kAtP + 1024;         // chunk decay, FP32, 36 floats for each lane % 4
+constexpr int kAtZ = 0, kAtQ = kHalfTile, kStepZQ = 2 * kHalfTile, kAtK = 4 * kHalfTile, kAtV = 6 * kHalfTile,
+              kStepKV = kHalfTile;
+constexpr int kAtT = 8 * kHalfTile;  // 32 x 16, no swizzle: T V, then 16 rows of zeros
+constexpr int kAtP = kAtT + 1024;    // 16 rows of zeros, then P
+constexpr int kAtE = kAtP + 1024;    // chunk decay, FP32, 36 floats for each lane % 4
 constexpr int kERow = 144;
 constexpr int kAtScale = kAtE + 4 * kERow;  // of the outputs, 4 floats for each lane % 4
 constexpr int kBufferBytes = 19 * 1024;
@@ -83,8 +88,8 @@ struct Walk {
   }
 };
 
-// This lane's row of the first square of 16 channels, as ldmatrix and stmatrix want it. Matrices in the order of an A fragment: tokens
-// 0-7 and 8-15 of the first 8 channels, then of the second; across: the middle two change places.
+// This lane's row of the first square of 16 channels, as ldmatrix and stmatrix want it. Matrices in the order of an A
+// fragment: tokens 0-7 and 8-15 of the first 8 channels, then of the second; across: the middle two change places.
 __device__ __forceinline__ uint32_t tile_lane(bool across = false) {
   const uint32_t lane = threadIdx.x % 32, row = lane % 8, m = across ? (lane / 8 & 1) * 2 + lane / 16 : lane / 8;
   return m % 2 * 1024 + row * 128 + ((row ^ (m / 2)) << 4);
@@ -99,7 +104,8 @@ __device__ __forceinline__ uint32_t core_lane() {
   return lane / 16 * 512 + lane / 8 % 2 * 128 + lane % 8 * 16;
 }
 
-__device__ __forceinline__ void mma16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
+__device__ __forceinline__ void mma16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
+                                      uint32_t b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};\n"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
@@ -117,16 +123,19 @@ __device__ __forceinline__ void mbar_sleep(uint32_t bar, uint32_t parity) {
       "r"(parity), "r"(10'000'000)
       : "memory");
 }
-// Arrivals at a barrier of the other block of the pair, one with bytes announced, and a copy of shared memory to there. Relaxed: what is
-// sent comes with the copy, and a consumer only says that it has read; a release would wait for its outputs to reach memory.
+// Arrivals at a barrier of the other block of the pair, one with bytes announced, and a copy of shared memory to there.
+// Relaxed: what is sent comes with the copy, and a consumer only says that it has read; a release would wait for its outputs
+// to reach memory.
 __device__ __forceinline__ void mbar_arrive_there(uint32_t bar) {
   asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];\n" ::"r"(bar) : "memory");
 }
 __device__ __forceinline__ void mbar_expect_there(uint32_t bar, uint32_t bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.relaxed.cluster.shared::cluster.b64 _, [%0], %1;\n" ::"r"(bar), "r"(bytes) : "memory");
+  asm volatile("mbarrier.arrive.expect_tx.relaxed.cluster.shared::cluster.b64 _, [%0], %1;\n" ::"r"(bar), "r"(bytes)
+               : "memory");
 }
 __device__ __forceinline__ void bulk_send(uint32_t to, uint32_t from, uint32_t bytes, uint32_t bar) {
-  asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::"r"(to), "r"(from), "r"(bytes), "r"(bar)
+  asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::"r"(to),
+               "r"(from), "r"(bytes), "r"(bar)
                : "memory");
 }
 __device__ __forceinline__ float reciprocal(float x) {
@@ -140,16 +149,24 @@ __device__ __forceinline__ uint32_t pack_half(float low, float high) {
   return out;
 }
 __device__ __forceinline__ void load_shared(uint32_t (&r)[4], uint32_t address) {
-  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];\n" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];\n"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
 }
 __device__ __forceinline__ void load_shared(float (&r)[4], uint32_t address) {
-  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];\n" : "=f"(r[0]), "=f"(r[1]), "=f"(r[2]), "=f"(r[3]) : "r"(address) : "memory");
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];\n"
+               : "=f"(r[0]), "=f"(r[1]), "=f"(r[2]), "=f"(r[3])
+               : "r"(address)
+               : "memory");
 }
 __device__ __forceinline__ void store_shared(uint32_t address, const uint32_t (&r)[4]) {
-  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};\n" ::"r"(address), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};\n" ::"r"(address), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
 }
 __device__ __forceinline__ void store_shared(uint32_t address, const float (&r)[4]) {
-  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};\n" ::"r"(address), "f"(r[0]), "f"(r[1]), "f"(r[2]), "f"(r[3]) : "memory");
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};\n" ::"r"(address), "f"(r[0]), "f"(r[1]), "f"(r[2]), "f"(r[3])
+               : "memory");
 }
 
 }  // namespace k3::ops::cuda
