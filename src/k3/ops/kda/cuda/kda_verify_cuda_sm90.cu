@@ -197,36 +197,10 @@ __device__ __forceinline__ void store_outputs(const KdaVerifyArgs& args, const V
   }
 }
 
-__device__ __forceinline__ void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];\n" ::"l"(p)); }
-
-// Brings what a later block will need into L2: its copies then wait for that instead of the memory.
-template <class State, int kTokens, bool kWindow>
-__device__ __forceinline__ void prefetch_pair(const KdaVerifyArgs& args, int pair, const VerifyLane& l) {
-  const VerifyPair p = load_pair<kTokens, kWindow>(args, pair);
-  const int tid = static_cast<int>(threadIdx.x);
-  const auto* state = reinterpret_cast<const uint8_t*>(static_cast<const State*>(args.slots.state) + p.slot * args.slots.state_stride +
-                                                       p.head * (kDim * kDim));
-#pragma unroll
-  for (int i = 0; i < kDim * kDim * static_cast<int>(sizeof(State)) / (128 * kVerifyThreads); ++i) {
-    prefetch(state + 128 * (tid + i * kVerifyThreads));
-  }
-  if (tid < p.accepted * 12) prefetch(factors_of<kTokens>(args, p) + 32 * tid);
-  if constexpr (kWindow) {
-#pragma unroll
-    for (int n = 0; n < kTokens / kVerifyWarps; ++n) {
-      const int token = l.warp + n * kVerifyWarps, kind = l.lane / 2;
-      if (token >= p.count || kind >= 5) continue;
-      const void* from = kind < 3 ? args.rows.x[kind] : kind == 3 ? args.rows.z : args.rows.gate;
-      const int64_t stride = kind < 3 ? args.rows.x_stride[kind] : kind == 3 ? args.rows.z_stride : args.rows.gate_stride;
-      prefetch(static_cast<const __nv_bfloat16*>(from) + (p.row0 + token) * stride + p.head * kDim + l.lane % 2 * (kDim / 2));
-    }
-  }
-}
-
-// kWindow: false commits alone (args has then no rows, offsets and weights but heads). ahead: which later block is prefetched for; 0: none.
+// kWindow: false commits alone (args has then no rows, offsets and weights but heads).
 template <class State, int kTokens, int kSplit, bool kWindow>
 __global__ void __launch_bounds__(kVerifyThreads, kTokens == 8 ? 2 : 1)
-    kda_verify(const __grid_constant__ KdaVerifyArgs args, int ahead) {
+    kda_verify(const __grid_constant__ KdaVerifyArgs args) {
   constexpr int kRows = kDim / kSplit, kTiles = kRows / 16, kGroups = kTokens / 8, kPer = kTokens / kVerifyWarps;
   extern __shared__ __align__(128) uint8_t memory[];
   VerifyShared<kTokens>& s = *reinterpret_cast<VerifyShared<kTokens>*>(memory);
@@ -270,9 +244,6 @@ __global__ void __launch_bounds__(kVerifyThreads, kTokens == 8 ? 2 : 1)
   for (int i = tid; i < p.dead * kRows; i += kVerifyThreads) {
     const int64_t at = (p.row0 + i / kRows) * args.rows.out_stride + p.head * kDim + l.first + i % kRows;
     static_cast<__nv_bfloat16*>(args.rows.out)[at] = __float2bfloat16(0.0F);
-  }
-  if (kSplit == 1 && ahead > 0 && pair + ahead < args.batch * args.weights.heads) {
-    prefetch_pair<State, kTokens, kWindow>(args, pair + ahead, l);
   }
   cp_async_wait<0>();
   __syncthreads();
@@ -362,44 +333,43 @@ __global__ void __launch_bounds__(kVerifyThreads, kTokens == 8 ? 2 : 1)
 }
 
 template <class State, int kTokens, int kSplit, bool kWindow>
-int launch_one(const KdaVerifyArgs& args, int ahead, cudaStream_t stream) {
+int launch_one(const KdaVerifyArgs& args, cudaStream_t stream) {
   LaunchOptions o;
   o.grid = dim3(static_cast<unsigned>(args.batch * args.weights.heads * kSplit));
   o.block = dim3(kVerifyThreads);
   o.cluster = kSplit;
   o.dependent = args.launch.dependent != 0;
   o.shared_bytes = static_cast<int>(sizeof(VerifyShared<kTokens>));
-  return launch(kda_verify<State, kTokens, kSplit, kWindow>, o, stream, args, ahead);
+  return launch(kda_verify<State, kTokens, kSplit, kWindow>, o, stream, args);
 }
 
 template <class State, int kTokens, bool kWindow>
-int launch_split(const KdaVerifyArgs& args, int split, int sm_count, cudaStream_t stream) {
-  const int ahead = args.launch.form >= 10 ? 0 : sm_count * (kTokens == 8 ? 2 : 1);
+int launch_split(const KdaVerifyArgs& args, int split, cudaStream_t stream) {
   switch (split) {
-    case 1: return launch_one<State, kTokens, 1, kWindow>(args, ahead, stream);
-    case 2: return launch_one<State, kTokens, 2, kWindow>(args, 0, stream);
-    default: return launch_one<State, kTokens, 4, kWindow>(args, 0, stream);
+    case 1: return launch_one<State, kTokens, 1, kWindow>(args, stream);
+    case 2: return launch_one<State, kTokens, 2, kWindow>(args, stream);
+    default: return launch_one<State, kTokens, 4, kWindow>(args, stream);
   }
 }
 
 template <bool kWindow>
-int launch_any(const KdaVerifyArgs& args, int split, int sm_count, cudaStream_t stream) {
+int launch_any(const KdaVerifyArgs& args, int split, cudaStream_t stream) {
   if (args.batch * args.weights.heads == 0) return 0;
   if (args.slots.state_bf16 != 0) {
-    return args.window.max_tokens == 8 ? launch_split<__nv_bfloat16, 8, kWindow>(args, split, sm_count, stream)
-                                       : launch_split<__nv_bfloat16, 16, kWindow>(args, split, sm_count, stream);
+    return args.window.max_tokens == 8 ? launch_split<__nv_bfloat16, 8, kWindow>(args, split, stream)
+                                       : launch_split<__nv_bfloat16, 16, kWindow>(args, split, stream);
   }
-  return args.window.max_tokens == 8 ? launch_split<float, 8, kWindow>(args, split, sm_count, stream)
-                                     : launch_split<float, 16, kWindow>(args, split, sm_count, stream);
+  return args.window.max_tokens == 8 ? launch_split<float, 8, kWindow>(args, split, stream)
+                                     : launch_split<float, 16, kWindow>(args, split, stream);
 }
 
 }  // namespace
 
-int kda_verify_launch(const KdaVerifyArgs& args, int split, int sm_count, cudaStream_t stream) {
-  return launch_any<true>(args, split, sm_count, stream);
+int kda_verify_launch(const KdaVerifyArgs& args, int split, cudaStream_t stream) {
+  return launch_any<true>(args, split, stream);
 }
 
-int kda_commit_launch(const KdaCommitArgs& args, int split, int sm_count, cudaStream_t stream) {
+int kda_commit_launch(const KdaCommitArgs& args, int split, cudaStream_t stream) {
   KdaVerifyArgs a{};
   a.weights.heads = args.heads;
   a.slots = args.slots;
@@ -407,7 +377,7 @@ int kda_commit_launch(const KdaCommitArgs& args, int split, int sm_count, cudaSt
   a.commit = args.commit;
   a.launch = args.launch;
   a.batch = args.batch;
-  return launch_any<false>(a, split, sm_count, stream);
+  return launch_any<false>(a, split, stream);
 }
 
 }  // namespace k3::ops::cuda
