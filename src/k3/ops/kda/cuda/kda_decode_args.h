@@ -1,7 +1,11 @@
 // Purpose:  what the kernels of KDA decode, speculative verify and commit are given; plain C, so that a shared library can
-// export them. Shapes:   D = 128; channel c = head * 128 + j. See the fields. Units:    strides in elements of the array's
-// type. Memory:   every pointer is one of the device; nothing is owned. Threads:  none. Errors:   none; kda_decode_cuda.h
-// and kda_verify_cuda.h check. Source:   kernels.md 4 and 5.
+//           export them.
+// Shapes:   D = 128; channel c = head * 128 + j. See the fields.
+// Units:    strides in elements of the array's type.
+// Memory:   every pointer is one of the device; nothing is owned.
+// Threads:  none.
+// Errors:   none; kda_decode_cuda.h and kda_verify_cuda.h check.
+// Source:   kernels.md 4 and 5.
 #pragma once
 
 #include <stdint.h>
@@ -22,7 +26,8 @@ typedef struct KdaWeights {
 } KdaWeights;
 
 // One row a token, BF16: columns of larger products, so each with its row stride. x: projections q, k, v before the
-// convolution. x, z, gate, out: channel c, aligned to 8 bytes, strides a multiple of 4; for verify 16 bytes and 8 (but out). beta: head h.
+// convolution. x, z, gate, out: channel c, aligned to 8 bytes, strides a multiple of 4; for verify x, z and gate to 16
+// bytes, a multiple of 8. beta: head h.
 typedef struct KdaRows {
   const void* x[3];
   int64_t x_stride[3];
@@ -52,7 +57,7 @@ typedef struct KdaLaunch {
   int32_t dependent;    // programmatic dependent launch: may start while the kernel before it in the stream still runs
   int32_t early_state;  // with it: all but the rows (slots, states, counts, windows) was complete before the kernel just
                         // before in the stream began
-  int32_t form;         // 0: kda_*_config chooses; else one of its forms (benches)
+  int32_t form;         // 0: kda_decode_config chooses; else one of its forms (tests and benches of decode)
 } KdaLaunch;
 
 typedef struct KdaDecodeArgs {

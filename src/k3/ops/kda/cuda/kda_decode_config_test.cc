@@ -5,28 +5,29 @@
 namespace k3::ops::cuda {
 namespace {
 
+constexpr KdaDecodeConfig kRegisters{1, 8, false}, kCluster{4, 4, false}, kBulk4{1, 4, true}, kBulk8{1, 8, true};
+
 TEST(KdaDecodeConfig, SmallBatchesSplitTheRowsOfV) {
-  EXPECT_EQ(kda_decode_config(12, false, 0, 132).split, 4);
-  EXPECT_EQ(kda_decode_config(96, false, 0, 132), (KdaDecodeConfig{.split = 1, .warps = 8, .bulk = false}));
-  EXPECT_FALSE(kda_decode_config(132, true, 0, 132).bulk);
+  EXPECT_EQ(kda_decode_config(1, false, 0, 132), kCluster);
+  EXPECT_EQ(kda_decode_config(12, true, 0, 132), kCluster);
+  EXPECT_EQ(kda_decode_config(96, false, 0, 132), kRegisters);
+  EXPECT_EQ(kda_decode_config(132, true, 0, 132), kRegisters);
 }
 
 TEST(KdaDecodeConfig, LargeBatchesStreamThroughSharedMemory) {
-  EXPECT_EQ(kda_decode_config(384, true, 0, 132), (KdaDecodeConfig{.split = 1, .warps = 8, .bulk = true}));
-  EXPECT_EQ(kda_decode_config(3072, true, 0, 132), (KdaDecodeConfig{.split = 1, .warps = 4, .bulk = true}));
-  EXPECT_EQ(kda_decode_config(3072, false, 0, 132), (KdaDecodeConfig{.split = 1, .warps = 8, .bulk = true}));
+  EXPECT_EQ(kda_decode_config(384, true, 0, 132), kBulk8);
+  EXPECT_EQ(kda_decode_config(384, false, 0, 132), kBulk8);
+  EXPECT_EQ(kda_decode_config(768, false, 0, 132), kRegisters);
+  EXPECT_EQ(kda_decode_config(768, true, 0, 132), kBulk4);
+  EXPECT_EQ(kda_decode_config(1536, false, 0, 132), kBulk8);
+  EXPECT_EQ(kda_decode_config(3072, true, 0, 132), kBulk4);
 }
 
 TEST(KdaDecodeConfig, FormsAreTakenAsAsked) {
-  for (int form = 1; form <= 4; ++form) EXPECT_EQ(kda_decode_config(3072, false, form, 132).split, 1 << (form - 1));
-  EXPECT_EQ(kda_decode_config(1, false, 5, 132).warps, 4);
-  EXPECT_TRUE(kda_decode_config(1, false, 6, 132).bulk);
-}
-
-TEST(KdaVerifyConfig, SplitsWhereBlocksAreFew) {
-  EXPECT_EQ(kda_verify_split(12, 0, 132), 4);
-  EXPECT_EQ(kda_verify_split(400, 0, 132), 1);
-  EXPECT_EQ(kda_verify_split(400, 2, 132), 2);
+  EXPECT_EQ(kda_decode_config(3072, false, 1, 132), kRegisters);
+  EXPECT_EQ(kda_decode_config(3072, false, 2, 132), kCluster);
+  EXPECT_EQ(kda_decode_config(1, false, 3, 132), kBulk4);
+  EXPECT_EQ(kda_decode_config(1, false, 4, 132), kBulk8);
 }
 
 }  // namespace

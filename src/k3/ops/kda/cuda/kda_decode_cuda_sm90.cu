@@ -319,12 +319,7 @@ template <class State>
 int launch_state(const KdaDecodeArgs& args, const KdaDecodeConfig& c, cudaStream_t stream) {
   if (c.bulk)
     return c.warps == 4 ? launch_one<State, 1, 4, true>(args, stream) : launch_one<State, 1, 8, true>(args, stream);
-  switch (c.split) {
-    case 1: return launch_one<State, 1, 8, false>(args, stream);
-    case 2: return launch_one<State, 2, 4, false>(args, stream);
-    case 4: return launch_one<State, 4, 4, false>(args, stream);
-    default: return launch_one<State, 8, 4, false>(args, stream);
-  }
+  return c.split == 4 ? launch_one<State, 4, 4, false>(args, stream) : launch_one<State, 1, 8, false>(args, stream);
 }
 
 }  // namespace

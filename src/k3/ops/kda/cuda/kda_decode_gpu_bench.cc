@@ -8,7 +8,7 @@ namespace k3::ops::cuda {
 namespace {
 
 void decode_cases(Bench& bench) {
-  static constexpr const char* kForms[] = {"", " split1", " split2", " split4", " split8", " bulk4", " bulk8"};
+  static constexpr const char* kForms[] = {"", " registers", " cluster", " bulk4", " bulk8"};
   for (const int heads : {12, 96}) {
     for (const int batch : {1, 8, 32, 128, 256}) {
       for (const bool bf16 : {false, true}) {
@@ -24,8 +24,8 @@ void decode_cases(Bench& bench) {
         if (pairs >= 3000) line.must = bf16 ? 1.30 : 1.20, line.aim = bf16 ? 1.15 : 1.10;
         line.note = "conv, norms, gate, recurrence, output norm";
         std::vector<int> forms = {0};
-        if (pairs <= 96) forms = {1, 2, 3, 4};
-        if (pairs > 90) forms.insert(forms.end(), {1, 5, 6});
+        if (pairs <= 96) forms.insert(forms.end(), {1, 2});
+        if (pairs > 96) forms.insert(forms.end(), {1, 3, 4});
         for (const int form : forms) {
           line.name = name + kForms[form];
           bench.run(
@@ -36,8 +36,8 @@ void decode_cases(Bench& bench) {
                 gpu_check(kda_decode_cuda(args, stream).code, "kda_decode");
               },
               pairs <= 100 ? 32 : 8);
-          if (form == forms[0]) {
-            line.name = name + " auto, dependent";
+          if (form == 0) {
+            line.name = name + " dependent";
             bench.run(
                 line,
                 [&](cudaStream_t stream, int i) {

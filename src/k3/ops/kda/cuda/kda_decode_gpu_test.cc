@@ -54,7 +54,7 @@ void compare(const KdaCase& shape, int64_t requests, int64_t steps, bool state_b
 TEST(KdaDecodeGpu, SanitizeEveryFormAndDtype) {
   K3_NEEDS_GPU();
   WorstRatios f32("decode forms f32"), bf16("decode forms bf16");
-  for (int form = 0; form <= 6; ++form) {
+  for (int form = 0; form <= 4; ++form) {
     compare(plain(1), 1, 2, false, true, form, f32);
     compare(plain(1), 1, 2, true, true, form, bf16);
   }
@@ -66,8 +66,8 @@ TEST(KdaDecodeGpu, EveryInputSet) {
   K3_NEEDS_GPU();
   WorstRatios f32("decode input sets f32"), bf16("decode input sets bf16");
   for (const KdaCase& c : kda_input_sets(2, 128, {1})) {
-    compare(c, 2, 3, false, true, 6, f32);
-    compare(c, 2, 3, true, true, 5, bf16);
+    compare(c, 2, 3, false, true, 4, f32);
+    compare(c, 2, 3, true, true, 3, bf16);
     compare(c, 2, 1, false, true, 0, f32);
   }
 }
@@ -83,7 +83,7 @@ TEST(KdaDecodeGpu, ShapesOfTheModel) {
 
 TEST(KdaDecodeGpu, SanitizeNegativeSlots) {
   K3_NEEDS_GPU();
-  for (int form = 1; form <= 6; ++form) {
+  for (int form = 1; form <= 4; ++form) {
     StepProblem p(plain(2), 3, 3, false, true, 9);
     StepDevice d(p);
     const std::vector<int32_t> slots = d.slots;
@@ -147,7 +147,7 @@ TEST(KdaDecodeGpu, GraphReplayWithChangedSlots) {
 TEST(KdaDecodeGpu, DependentLaunchesChangeNothing) {
   K3_NEEDS_GPU();
   constexpr int64_t kSteps = 12, kRequests = 3;
-  for (const int form : {4, 1, 5}) {
+  for (const int form : {2, 1, 3}) {
     StepProblem p(plain(4), kSteps * kRequests, kRequests, false, true, 77);
     StepDevice a(p), b(p);
     for (int64_t step = 0; step < kSteps; ++step) {

@@ -1,7 +1,6 @@
 #include "k3/ops/kda/cuda/kda_verify_cuda.h"
 
 #include "k3/base/check.h"
-#include "k3/ops/kda/cuda/kda_decode_config.h"
 #include "k3/ops/kda/cuda/kda_decode_cuda.h"
 #include "k3/ops/kda/cuda/kda_verify_cuda.cuh"
 
@@ -40,16 +39,14 @@ CudaStatus kda_verify_cuda(const KdaVerifyArgs& args, Stream stream) {
   check_window(args.window, args.commit, heads);
   check_bulk_rows(args.rows);
   K3_CHECK(args.offsets != nullptr, "kda_verify: no offsets");
-  const int sms = device_info().sm_count;
-  return {kda_verify_launch(args, kda_verify_split(args.batch * heads, args.launch.form, sms), sms, stream)};
+  return {kda_verify_launch(args, stream)};
 }
 
 CudaStatus kda_commit_cuda(const KdaCommitArgs& args, Stream stream) {
   if (args.batch == 0 || args.heads == 0) return {};
   check_kda_slots(args.slots, args.heads);
   check_window(args.window, args.commit, args.heads);
-  const int sms = device_info().sm_count;
-  return {kda_commit_launch(args, kda_verify_split(args.batch * int64_t{args.heads}, args.launch.form, sms), sms, stream)};
+  return {kda_commit_launch(args, stream)};
 }
 
 }  // namespace k3::ops::cuda

@@ -1,6 +1,6 @@
-// Speculative windows: the commit of the last window and the verification of the next one in one pass over the state (kernels.md 5).
-// Products run on the tensor cores in TF32 with every operand split in two (three products), which keeps FP32's accuracy to about
-// 1e-6; the triangular system of a window is solved in FP32.
+// Speculative windows: the commit of the last window and the verification of the next one in one pass over the state
+// (kernels.md 5). Products run on the tensor cores in TF32 with every operand split in two (three products), which keeps
+// FP32's accuracy to about 1e-6; the triangular system of a window is solved in FP32.
 #include "k3/ops/cuda/launch.cuh"
 #include "k3/ops/kda/cuda/kda_verify_cuda.cuh"
 #include "k3/ops/kda/cuda/kda_verify_device.cuh"
@@ -42,7 +42,8 @@ __device__ __forceinline__ __nv_bfloat16* inputs_of(const KdaVerifyArgs& args, c
 }
 
 // Row `row` (3 part + 0 for the oldest ..) of the conv state after `count` tokens of the window, 4 values from `channel`.
-__device__ __forceinline__ void conv_row(const KdaVerifyArgs& args, const VerifyPair& p, int row, int count, int channel, float (&x)[4]) {
+__device__ __forceinline__ void conv_row(const KdaVerifyArgs& args, const VerifyPair& p, int row, int count, int channel,
+                                         float (&x)[4]) {
   const int part = row / 3, at = count + row % 3;
   if (at < 3) {
     load_conv(args.slots, conv_at(args, p.slot, p.head, part * 3 + at) + channel, x);
@@ -53,7 +54,8 @@ __device__ __forceinline__ void conv_row(const KdaVerifyArgs& args, const Verify
 
 // Asks for everything but the state and the rows; the conv inputs before the window are those of conv state and old window.
 template <int kTokens, bool kWindow>
-__device__ __forceinline__ void ask(const KdaVerifyArgs& args, const VerifyPair& p, const VerifyLane& l, VerifyShared<kTokens>& s) {
+__device__ __forceinline__ void ask(const KdaVerifyArgs& args, const VerifyPair& p, const VerifyLane& l,
+                                    VerifyShared<kTokens>& s) {
   const int tid = static_cast<int>(threadIdx.x);
   const uint32_t old = shared_address(s.old_factors) + 16 * tid;
   const float* const mine = hold(factors_of<kTokens>(args, p) + 4 * tid);
@@ -67,22 +69,24 @@ __device__ __forceinline__ void ask(const KdaVerifyArgs& args, const VerifyPair&
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int part = 2 * i + l.warp / 4;
-      if (part < 3) cp_async<16>(shared_address(&s.taps[part][32 * (c % 4) + c / 4]), args.weights.taps[part] + (channel + c) * 4);
+      if (part < 3)
+        cp_async<16>(shared_address(&s.taps[part][32 * (c % 4) + c / 4]), args.weights.taps[part] + (channel + c) * 4);
     }
     if (tid < 32) cp_async<16>(shared_address(&s.bias[4 * tid]), args.weights.dt_bias + channel + 4 * tid);
   }
   const int row = 2 * l.warp + l.lane / 16, chunk = 8 * (l.lane % 16);
   if (row >= 9) return;
   const int part = row / 3, at = p.accepted + row % 3;
-  const void* from = static_cast<const __nv_bfloat16*>(args.slots.conv) + conv_at(args, p.slot, p.head, part * 3 + at) + chunk;
+  const void* from =
+      static_cast<const __nv_bfloat16*>(args.slots.conv) + conv_at(args, p.slot, p.head, part * 3 + at) + chunk;
   if (at >= 3) from = inputs_of(args, p, at - 3, part) + chunk;
   if (at >= 3 || args.slots.conv_bf16 != 0) cp_async<16>(shared_address(&s.rows[part][row % 3][chunk]), from);
 }
 
 // Asks for the window's rows: a warp a token, a half of it a row. beta: the logits of the warp's tokens (lane 0).
 template <int kTokens>
-__device__ __forceinline__ void ask_rows(const KdaRows& rows, const VerifyPair& p, const VerifyLane& l, VerifyShared<kTokens>& s,
-                                         float (&beta)[kTokens / kVerifyWarps]) {
+__device__ __forceinline__ void ask_rows(const KdaRows& rows, const VerifyPair& p, const VerifyLane& l,
+                                         VerifyShared<kTokens>& s, float (&beta)[kTokens / kVerifyWarps]) {
   const bool upper = l.lane >= 16;
   const int chunk = 8 * (l.lane % 16), channel = p.head * kDim + chunk;
 #pragma unroll
@@ -91,7 +95,8 @@ __device__ __forceinline__ void ask_rows(const KdaRows& rows, const VerifyPair& 
     if (token >= p.count) continue;
     const int64_t row = p.row0 + token;
     const auto copy = [&](int kind, const void* from, int64_t stride) {
-      cp_async<16>(shared_address(&s.rows[kind][3 + token][chunk]), static_cast<const __nv_bfloat16*>(from) + row * stride + channel);
+      cp_async<16>(shared_address(&s.rows[kind][3 + token][chunk]),
+                   static_cast<const __nv_bfloat16*>(from) + row * stride + channel);
     };
     copy(upper ? 1 : 0, upper ? rows.x[1] : rows.x[0], upper ? rows.x_stride[1] : rows.x_stride[0]);
     copy(upper ? 3 : 2, upper ? rows.z : rows.x[2], upper ? rows.z_stride : rows.x_stride[2]);
@@ -102,7 +107,8 @@ __device__ __forceinline__ void ask_rows(const KdaRows& rows, const VerifyPair& 
 
 // The conv state after the commit, and the inputs of the new window.
 template <int kTokens, bool kWindow>
-__device__ __forceinline__ void store_inputs(const KdaVerifyArgs& args, const VerifyPair& p, const VerifyLane& l, const VerifyShared<kTokens>& s) {
+__device__ __forceinline__ void store_inputs(const KdaVerifyArgs& args, const VerifyPair& p, const VerifyLane& l,
+                                             const VerifyShared<kTokens>& s) {
   const int half = l.lane / 16, chunk = 8 * (l.lane % 16), row = 2 * l.warp + half;
   if (p.accepted > 0 && row < 9) {
     const int64_t to = conv_at(args, p.slot, p.head, row) + chunk;
@@ -129,13 +135,14 @@ __device__ __forceinline__ void store_inputs(const KdaVerifyArgs& args, const Ve
       __nv_bfloat16* const to = inputs_of(args, p, token, half) + chunk;
       __stcs(reinterpret_cast<uint4*>(to), *reinterpret_cast<const uint4*>(&s.rows[half][3 + token][chunk]));
       if (half == 0) {
-        __stcs(reinterpret_cast<uint4*>(to + 2 * args.weights.heads * kDim), *reinterpret_cast<const uint4*>(&s.rows[2][3 + token][chunk]));
+        __stcs(reinterpret_cast<uint4*>(to + 2 * args.weights.heads * kDim),
+               *reinterpret_cast<const uint4*>(&s.rows[2][3 + token][chunk]));
       }
     }
   }
 }
 
-template <int kTokens, int kRows>
+template <int kTokens>
 __device__ __forceinline__ void store_factors(const KdaVerifyArgs& args, const VerifyPair& p, const VerifyLane& l,
                                               const VerifyShared<kTokens>& s) {
   float4* const factors = reinterpret_cast<float4*>(factors_of<kTokens>(args, p)) + l.lane;
@@ -145,17 +152,17 @@ __device__ __forceinline__ void store_factors(const KdaVerifyArgs& args, const V
     if (token >= p.count) continue;
     float4* const to = factors + token * (3 * kDim / 4);
     const float4* const from = reinterpret_cast<const float4*>(&s.factors[token][0][0]) + l.lane;
-    if (l.lane < kRows / 4) __stcs(to + 64 + l.first / 4, from[64 + l.first / 4]);
-    if (l.rank != 0) continue;
+    __stcs(to + 64, from[64]);
     __stcs(to, from[0]);
     __stcs(to + 32, from[32]);
   }
 }
 
-// Norm and gate of the outputs, a warp a token; the rows of V of the cluster's blocks share the norm.
-template <int kTokens, int kSplit>
-__device__ __forceinline__ void store_outputs(const KdaVerifyArgs& args, const VerifyPair& p, const VerifyLane& l, VerifyShared<kTokens>& s) {
-  constexpr int kRows = kDim / kSplit, kOut = kRows / 32, kPer = kTokens / kVerifyWarps;
+// Norm and gate of the outputs, a warp a token.
+template <int kTokens>
+__device__ __forceinline__ void store_outputs(const KdaVerifyArgs& args, const VerifyPair& p, const VerifyLane& l,
+                                              VerifyShared<kTokens>& s) {
+  constexpr int kOut = kDim / 32, kPer = kTokens / kVerifyWarps;
   float sums[kPer];
 #pragma unroll
   for (int n = 0; n < kPer; ++n) {
@@ -167,82 +174,41 @@ __device__ __forceinline__ void store_outputs(const KdaVerifyArgs& args, const V
     }
     sums[n] = warp_sum(sums[n]);
   }
-  if constexpr (kSplit > 1) {
-#pragma unroll
-    for (int n = 0; n < kPer; ++n) {
-      const uint32_t mine = shared_address(&s.sums[l.rank][l.warp + n * kVerifyWarps]);
-      if (l.lane < kSplit) cluster_store(cluster_map(mine, static_cast<uint32_t>(l.lane)), sums[n]);
-    }
-    cluster_arrive();
-    cluster_wait();
-#pragma unroll
-    for (int n = 0; n < kPer; ++n) {
-      sums[n] = 0;
-#pragma unroll
-      for (int i = 0; i < kSplit; ++i) sums[n] += s.sums[i][l.warp + n * kVerifyWarps];
-    }
-  }
 #pragma unroll
   for (int n = 0; n < kPer; ++n) {
     const int token = l.warp + n * kVerifyWarps;
     if (token >= p.count) continue;
     const float scale = rsqrtf(sums[n] * (1.0F / kDim) + args.weights.norm_eps);
-    auto* const out = static_cast<__nv_bfloat16*>(args.rows.out) + (p.row0 + token) * args.rows.out_stride + p.head * kDim + l.first;
+    auto* const out = static_cast<__nv_bfloat16*>(args.rows.out) + (p.row0 + token) * args.rows.out_stride + p.head * kDim;
 #pragma unroll
     for (int i = 0; i < kOut; ++i) {
       const int row = l.lane + 32 * i;
-      const float gate = sigmoid(__bfloat162float(s.gate[token][l.first + row]));
-      out[row] = __float2bfloat16(s.outputs[token][row] * scale * __ldg(args.weights.norm + l.first + row) * gate);
+      const float gate = sigmoid(__bfloat162float(s.gate[token][row]));
+      out[row] = __float2bfloat16(s.outputs[token][row] * scale * __ldg(args.weights.norm + row) * gate);
     }
   }
 }
 
-__device__ __forceinline__ void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];\n" ::"l"(p)); }
-
-// Brings what a later block will need into L2: its copies then wait for that instead of the memory.
+// kWindow: false commits alone (args has then no rows, offsets and weights but heads).
 template <class State, int kTokens, bool kWindow>
-__device__ __forceinline__ void prefetch_pair(const KdaVerifyArgs& args, int pair, const VerifyLane& l) {
-  const VerifyPair p = load_pair<kTokens, kWindow>(args, pair);
-  const int tid = static_cast<int>(threadIdx.x);
-  const auto* state = reinterpret_cast<const uint8_t*>(static_cast<const State*>(args.slots.state) + p.slot * args.slots.state_stride +
-                                                       p.head * (kDim * kDim));
-#pragma unroll
-  for (int i = 0; i < kDim * kDim * static_cast<int>(sizeof(State)) / (128 * kVerifyThreads); ++i) {
-    prefetch(state + 128 * (tid + i * kVerifyThreads));
-  }
-  if (tid < p.accepted * 12) prefetch(factors_of<kTokens>(args, p) + 32 * tid);
-  if constexpr (kWindow) {
-#pragma unroll
-    for (int n = 0; n < kTokens / kVerifyWarps; ++n) {
-      const int token = l.warp + n * kVerifyWarps, kind = l.lane / 2;
-      if (token >= p.count || kind >= 5) continue;
-      const void* from = kind < 3 ? args.rows.x[kind] : kind == 3 ? args.rows.z : args.rows.gate;
-      const int64_t stride = kind < 3 ? args.rows.x_stride[kind] : kind == 3 ? args.rows.z_stride : args.rows.gate_stride;
-      prefetch(static_cast<const __nv_bfloat16*>(from) + (p.row0 + token) * stride + p.head * kDim + l.lane % 2 * (kDim / 2));
-    }
-  }
-}
-
-// kWindow: false commits alone (args has then no rows, offsets and weights but heads). ahead: which later block is prefetched for; 0: none.
-template <class State, int kTokens, int kSplit, bool kWindow>
 __global__ void __launch_bounds__(kVerifyThreads, kTokens == 8 ? 2 : 1)
-    kda_verify(const __grid_constant__ KdaVerifyArgs args, int ahead) {
-  constexpr int kRows = kDim / kSplit, kTiles = kRows / 16, kGroups = kTokens / 8, kPer = kTokens / kVerifyWarps;
+    kda_verify(const __grid_constant__ KdaVerifyArgs args) {
+  constexpr int kGroups = kTokens / 8, kPer = kTokens / kVerifyWarps;
+  static_assert(kVerifyWarps * 16 == kDim);
   extern __shared__ __align__(128) uint8_t memory[];
   VerifyShared<kTokens>& s = *reinterpret_cast<VerifyShared<kTokens>*>(memory);
 
   const int tid = static_cast<int>(threadIdx.x);
   VerifyLane l;
   l.warp = tid / 32, l.lane = tid % 32;
-  l.rank = static_cast<int>(blockIdx.x) % kSplit, l.first = l.rank * kRows;
   const int g = l.lane / 4, t = l.lane % 4;
-  const bool tiled = l.warp < kTiles, conv_bf16 = args.slots.conv_bf16 != 0;
-  const int tile_row = l.warp * 16, state_row = l.first + tile_row;
-  const int lane_at = state_row * kDim + Tile<State>::lane_offset(g, t);
+  const bool conv_bf16 = args.slots.conv_bf16 != 0;
+  const int tile_row = l.warp * 16;
+  const int lane_at = tile_row * kDim + Tile<State>::lane_offset(g, t);
   const auto tile_of = [&](int slot, int head) {
     return hold(static_cast<State*>(args.slots.state) + slot * args.slots.state_stride + head * (kDim * kDim) + lane_at);
   };
-  const int pair = static_cast<int>(blockIdx.x) / kSplit;
+  const int pair = static_cast<int>(blockIdx.x);
 
   const bool early = args.launch.early_state != 0;
   if (!early) pdl_wait();
@@ -253,7 +219,7 @@ __global__ void __launch_bounds__(kVerifyThreads, kTokens == 8 ? 2 : 1)
   if (kWindow && !early) ask_rows<kTokens>(args.rows, p, l, s, beta);
   ask<kTokens, kWindow>(args, p, l, s);
   Tile<State> x;
-  if (tiled) x.load(tile);
+  x.load(tile);
   if (early) {
     pdl_wait();
     if constexpr (kWindow) ask_rows<kTokens>(args.rows, p, l, s, beta);
@@ -267,19 +233,12 @@ __global__ void __launch_bounds__(kVerifyThreads, kTokens == 8 ? 2 : 1)
       store4(&s.before[row][4 * l.lane], h);
     }
   }
-  for (int i = tid; i < p.dead * kRows; i += kVerifyThreads) {
-    const int64_t at = (p.row0 + i / kRows) * args.rows.out_stride + p.head * kDim + l.first + i % kRows;
+  for (int i = tid; i < p.dead * kDim; i += kVerifyThreads) {
+    const int64_t at = (p.row0 + i / kDim) * args.rows.out_stride + p.head * kDim + i % kDim;
     static_cast<__nv_bfloat16*>(args.rows.out)[at] = __float2bfloat16(0.0F);
-  }
-  if (kSplit == 1 && ahead > 0 && pair + ahead < args.batch * args.weights.heads) {
-    prefetch_pair<State, kTokens, kWindow>(args, pair + ahead, l);
   }
   cp_async_wait<0>();
   __syncthreads();
-  if constexpr (kSplit > 1) {  // what a block overwrites was read by all
-    cluster_arrive();
-    cluster_wait();
-  }
 
   const uint32_t mask = args.batch >= 0 ? 0xFFFFE000U : 0;
   const float* const commit_right = &s.commit[0][t][2 * g];
@@ -290,32 +249,30 @@ __global__ void __launch_bounds__(kVerifyThreads, kTokens == 8 ? 2 : 1)
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       const int token = 8 * n + t + 4 * (e / 2);
-      const bool take = tiled && token < p.accepted;
-      u[n].set(e, take ? s.old_factors[token][2][state_row + g + 8 * (e % 2)] : 0.0F, mask);
+      const bool take = token < p.accepted;
+      u[n].set(e, take ? s.old_factors[token][2][tile_row + g + 8 * (e % 2)] : 0.0F, mask);
     }
   }
   if (p.export_slot >= 0) {
     if (tid >= kVerifyThreads / 2) commit_column<State, kTokens>(s, tid - kVerifyThreads / 2, p.boundary);
     __syncthreads();
-    if (tiled) {
-      State* const to = tile_of(p.export_slot, p.head);
+    State* const to = tile_of(p.export_slot, p.head);
 #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        float block[2][4];
-        x.take(tile, j, block);
-        commit_block<kGroups>(block, u, commit_right, commit_decay, j);
-        Tile<State>::store(to, j, block);
-      }
-      x.load(tile);
+    for (int j = 0; j < 8; ++j) {
+      float block[2][4];
+      x.take(tile, j, block);
+      commit_block<kGroups>(block, u, commit_right, commit_decay, j);
+      Tile<State>::store(to, j, block);
     }
-    for (int row = l.warp; l.rank == 0 && row < 9; row += kVerifyWarps) {
+    x.load(tile);
+    for (int row = l.warp; row < 9; row += kVerifyWarps) {
       float h[4];
       conv_row(args, p, row, p.boundary, 4 * l.lane, h);
       store_conv(args.slots, conv_at(args, p.export_slot, p.head, row) + 4 * l.lane, h);
     }
     __syncthreads();
   }
-  if (l.rank == 0) store_inputs<kTokens, kWindow>(args, p, l, s);
+  store_inputs<kTokens, kWindow>(args, p, l, s);
   if constexpr (kWindow) {
     const float rate = expf(__ldg(args.weights.a_log + p.head));
     token_factors<kTokens>(args.weights.lower_bound, rate, conv_bf16, p, l, beta, s);
@@ -329,77 +286,62 @@ __global__ void __launch_bounds__(kVerifyThreads, kTokens == 8 ? 2 : 1)
   }
   __syncthreads();
 
-  if (tiled) {
-    const float* const window = &s.window[0][g][2 * t];
-    float keys[kGroups][4] = {}, queries[kGroups][4] = {}, keys_rest[kGroups][4] = {}, queries_rest[kGroups][4] = {};
+  const float* const window = &s.window[0][g][2 * t];
+  float keys[kGroups][4] = {}, queries[kGroups][4] = {}, keys_rest[kGroups][4] = {}, queries_rest[kGroups][4] = {};
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      float block[2][4];
-      x.take(tile, j, block);
-      if (p.accepted > 0) {
-        commit_block<kGroups>(block, u, commit_right, commit_decay, j);
-        Tile<State>::store(tile, j, block);
-      }
-      if constexpr (kWindow) {
-        window_block<kGroups, sizeof(State) == 2>(block, keys, keys_rest, queries, queries_rest, window, j, mask);
-      }
+  for (int j = 0; j < 8; ++j) {
+    float block[2][4];
+    x.take(tile, j, block);
+    if (p.accepted > 0) {
+      commit_block<kGroups>(block, u, commit_right, commit_decay, j);
+      Tile<State>::store(tile, j, block);
     }
     if constexpr (kWindow) {
-#pragma unroll
-      for (int n = 0; n < kGroups; ++n) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) keys[n][e] += keys_rest[n][e], queries[n][e] += queries_rest[n][e];
-      }
-      solve_window<kGroups>(s, keys, queries, tile_row, state_row, l.lane);
+      window_block<kGroups, sizeof(State) == 2>(block, keys, keys_rest, queries, queries_rest, window, j, mask);
     }
+  }
+  if constexpr (kWindow) {
+#pragma unroll
+    for (int n = 0; n < kGroups; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) keys[n][e] += keys_rest[n][e], queries[n][e] += queries_rest[n][e];
+    }
+    solve_window<kGroups>(s, keys, queries, tile_row, l.lane);
   }
   pdl_release();
   if constexpr (kWindow) {
     __syncthreads();
-    store_factors<kTokens, kRows>(args, p, l, s);
-    store_outputs<kTokens, kSplit>(args, p, l, s);
+    store_factors<kTokens>(args, p, l, s);
+    store_outputs<kTokens>(args, p, l, s);
   }
-}
-
-template <class State, int kTokens, int kSplit, bool kWindow>
-int launch_one(const KdaVerifyArgs& args, int ahead, cudaStream_t stream) {
-  LaunchOptions o;
-  o.grid = dim3(static_cast<unsigned>(args.batch * args.weights.heads * kSplit));
-  o.block = dim3(kVerifyThreads);
-  o.cluster = kSplit;
-  o.dependent = args.launch.dependent != 0;
-  o.shared_bytes = static_cast<int>(sizeof(VerifyShared<kTokens>));
-  return launch(kda_verify<State, kTokens, kSplit, kWindow>, o, stream, args, ahead);
 }
 
 template <class State, int kTokens, bool kWindow>
-int launch_split(const KdaVerifyArgs& args, int split, int sm_count, cudaStream_t stream) {
-  const int ahead = args.launch.form >= 10 ? 0 : sm_count * (kTokens == 8 ? 2 : 1);
-  switch (split) {
-    case 1: return launch_one<State, kTokens, 1, kWindow>(args, ahead, stream);
-    case 2: return launch_one<State, kTokens, 2, kWindow>(args, 0, stream);
-    default: return launch_one<State, kTokens, 4, kWindow>(args, 0, stream);
-  }
+int launch_one(const KdaVerifyArgs& args, cudaStream_t stream) {
+  LaunchOptions o;
+  o.grid = dim3(static_cast<unsigned>(args.batch * args.weights.heads));
+  o.block = dim3(kVerifyThreads);
+  o.dependent = args.launch.dependent != 0;
+  o.shared_bytes = static_cast<int>(sizeof(VerifyShared<kTokens>));
+  return launch(kda_verify<State, kTokens, kWindow>, o, stream, args);
 }
 
 template <bool kWindow>
-int launch_any(const KdaVerifyArgs& args, int split, int sm_count, cudaStream_t stream) {
+int launch_any(const KdaVerifyArgs& args, cudaStream_t stream) {
   if (args.batch * args.weights.heads == 0) return 0;
   if (args.slots.state_bf16 != 0) {
-    return args.window.max_tokens == 8 ? launch_split<__nv_bfloat16, 8, kWindow>(args, split, sm_count, stream)
-                                       : launch_split<__nv_bfloat16, 16, kWindow>(args, split, sm_count, stream);
+    return args.window.max_tokens == 8 ? launch_one<__nv_bfloat16, 8, kWindow>(args, stream)
+                                       : launch_one<__nv_bfloat16, 16, kWindow>(args, stream);
   }
-  return args.window.max_tokens == 8 ? launch_split<float, 8, kWindow>(args, split, sm_count, stream)
-                                     : launch_split<float, 16, kWindow>(args, split, sm_count, stream);
+  return args.window.max_tokens == 8 ? launch_one<float, 8, kWindow>(args, stream)
+                                     : launch_one<float, 16, kWindow>(args, stream);
 }
 
 }  // namespace
 
-int kda_verify_launch(const KdaVerifyArgs& args, int split, int sm_count, cudaStream_t stream) {
-  return launch_any<true>(args, split, sm_count, stream);
-}
+int kda_verify_launch(const KdaVerifyArgs& args, cudaStream_t stream) { return launch_any<true>(args, stream); }
 
-int kda_commit_launch(const KdaCommitArgs& args, int split, int sm_count, cudaStream_t stream) {
+int kda_commit_launch(const KdaCommitArgs& args, cudaStream_t stream) {
   KdaVerifyArgs a{};
   a.weights.heads = args.heads;
   a.slots = args.slots;
@@ -407,7 +349,7 @@ int kda_commit_launch(const KdaCommitArgs& args, int split, int sm_count, cudaSt
   a.commit = args.commit;
   a.launch = args.launch;
   a.batch = args.batch;
-  return launch_any<false>(a, split, sm_count, stream);
+  return launch_any<false>(a, stream);
 }
 
 }  // namespace k3::ops::cuda

@@ -1,5 +1,5 @@
-// Internal to ops/kda. Parts of the verify and commit kernels: operands of products split in two, tiles of the state, the factors of a
-// window and its triangular system.
+// Internal to ops/kda. Parts of the verify and commit kernels: operands of products split in two, tiles of the state, the
+// factors of a window and its triangular system.
 #pragma once
 
 #include "k3/ops/kda/cuda/kda_decode_device.cuh"
@@ -7,20 +7,20 @@
 namespace k3::ops::cuda {
 
 constexpr int kVerifyWarps = 8, kVerifyThreads = kVerifyWarps * 32;
-constexpr int kPad = 136;        // floats a row of the window's operands: rows are 8 banks apart, 16 lanes meet no bank twice
+constexpr int kPad = 136;  // floats a row of the window's operands: rows are 8 banks apart, 16 lanes meet no bank twice
 constexpr int kPadCommit = 264;  // likewise for the commit's, whose rows are pairs of tokens t, t + 4
 
-// A warp holds a tile of 16 rows of the state. Lane (g, t) = (lane / 4, lane % 4) has rows g and g + 8 and, of every block j of 16
-// positions, positions 4t .. 4t + 3: at once the accumulator of the commit's products (two of 8 columns) and the left operand of the
-// window's (two of 8 deep), with no exchange between. position() says where a column lies: FP32 as it is, BF16 so that a lane's 16
-// bytes serve two blocks.
+// A warp holds a tile of 16 rows of the state. Lane (g, t) = (lane / 4, lane % 4) has rows g and g + 8 and, of every block j
+// of 16 positions, positions 4t .. 4t + 3: at once the accumulator of the commit's products (two of 8 columns) and the left
+// operand of the window's (two of 8 deep), with no exchange between. position() says where a column lies: FP32 as it is,
+// BF16 so that a lane's 16 bytes serve two blocks.
 template <class State>
 __device__ __forceinline__ int position(int column) {
   if constexpr (sizeof(State) == 4) return column;
   return (column & ~31) + 16 * ((column >> 2) & 1) + 4 * ((column & 31) >> 3) + (column & 3);
 }
-// Where a right operand has position p, so that a lane reads its two values of a product at once: of the window, positions of one
-// token; of the commit, one position of tokens t and t + 4.
+// Where a right operand has position p, so that a lane reads its two values of a product at once: of the window, positions
+// of one token; of the commit, one position of tokens t and t + 4.
 __device__ __forceinline__ int window_place(int p) { return 8 * (2 * (p / 16) + (p % 4) / 2) + 2 * ((p % 16) / 4) + p % 2; }
 __device__ __forceinline__ int commit_place(int p) {
   return 16 * (2 * (p / 16) + (p % 4) / 2) + 2 * (2 * ((p % 16) / 4) + p % 2);
@@ -39,25 +39,26 @@ struct __align__(128) VerifyShared {
   float4 taps[3][kDim];                 // of channel c at 32 (c % 4) + c / 4
   float bias[kDim];
   __nv_bfloat16 rows[5][3 + kTokens][kDim];  // inputs q, k, v: three before the window, then the window; z; gate
-  float factors[kTokens][3][kDim];  // kn, e^g, u of this window
+  float factors[kTokens][3][kDim];           // kn, e^g, u of this window
   float qn[kTokens][kDim], v[kTokens][kDim];
   __nv_bfloat16 gate[kTokens][kDim];
-  float before[9][kDim];                     // of an FP32 conv state, what is not in rows
-  float window[4][kTokens][kPad];            // keys, their low parts, queries, their low parts: times the decay from the window's start
+  float before[9][kDim];  // of an FP32 conv state, what is not in rows
+  float window[4][kTokens]
+              [kPad];  // keys, their low parts, queries, their low parts: times the decay from the window's start
   float commit[2][kTokens / 2][kPadCommit];  // and low parts
   float commit_decay[kDim];
   float key_key[kTokens][kTokens], key_query[kTokens][kTokens];  // [i][r]: token i seen by a later r; 0 elsewhere
   float outputs[kTokens][kDim];
   float beta[kTokens];
-  float sums[4][kTokens];
 };
 
-// What a block knows of a request and head. A request without a slot has no tokens, accepted or new, here, and `dead` rows to clear.
+// What a block knows of a request and head. A request without a slot has no tokens, accepted or new, here, and `dead` rows
+// to clear.
 struct VerifyPair {
   int head, slot, accepted, boundary, export_slot, row0, count, dead;
 };
 struct VerifyLane {
-  int warp, lane, rank, first;  // first: row of V
+  int warp, lane;
 };
 
 // ---- products of values split in two, x = high + low ----
@@ -66,16 +67,16 @@ __device__ __forceinline__ float high_part(float x) { return __uint_as_float(__f
 
 struct Left {
   float high[4], low[4];
-  // mask: 0xFFFFE000, unknown to the compiler. It would drop the masking, which the product does itself, and copy operands together
-  // instead.
+  // mask: 0xFFFFE000, unknown to the compiler. It would drop the masking, which the product does itself, and copy operands
+  // together instead.
   __device__ __forceinline__ void set(int i, float x, uint32_t mask) {
     high[i] = __uint_as_float(__float_as_uint(x) & mask);
     low[i] = x - high[i];
   }
 };
 
-// d += a b; `rest` takes the small products. b's low part comes from shared memory, b itself serves as its high part. kExact: a has no
-// low part.
+// d += a b; `rest` takes the small products. b's low part comes from shared memory, b itself serves as its high part.
+// kExact: a has no low part.
 template <bool kExact>
 __device__ __forceinline__ void mma_split(float (&d)[4], float (&rest)[4], const Left& a, float2 right, float2 right_low) {
   const float b[2] = {right.x, right.y}, low[2] = {right_low.x, right_low.y};
@@ -130,7 +131,8 @@ struct Tile<__nv_bfloat16> {
   __device__ __forceinline__ void take(const __nv_bfloat16*, int j, float (&x)[2][4]) const {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const uint32_t low = j % 2 == 0 ? raw[j / 2][i].x : raw[j / 2][i].z, high = j % 2 == 0 ? raw[j / 2][i].y : raw[j / 2][i].w;
+      const uint32_t low = j % 2 == 0 ? raw[j / 2][i].x : raw[j / 2][i].z,
+                     high = j % 2 == 0 ? raw[j / 2][i].y : raw[j / 2][i].w;
       x[i][0] = low_bf16(low), x[i][1] = high_bf16(low), x[i][2] = low_bf16(high), x[i][3] = high_bf16(high);
     }
   }
@@ -146,7 +148,8 @@ struct Tile<__nv_bfloat16> {
 
 // ---- the commit ----
 
-// Column `column` of the commit's right operand: row i is kn_i times the decay of the tokens after it, up to `count`; later rows are 0.
+// Column `column` of the commit's right operand: row i is kn_i times the decay of the tokens after it, up to `count`; later
+// rows are 0.
 template <class State, int kTokens>
 __device__ __forceinline__ void commit_column(VerifyShared<kTokens>& s, int column, int count) {
   const int p = position<State>(column), at = commit_place(p);
@@ -164,7 +167,8 @@ __device__ __forceinline__ void commit_column(VerifyShared<kTokens>& s, int colu
 
 // x = decay * x + the rank-8n update of block j; right, decay: of the lane.
 template <int kGroups>
-__device__ __forceinline__ void commit_block(float (&x)[2][4], const Left (&u)[kGroups], const float* right, const float* decay, int j) {
+__device__ __forceinline__ void commit_block(float (&x)[2][4], const Left (&u)[kGroups], const float* right,
+                                             const float* decay, int j) {
   float d[2][4];  // of the two products
 #pragma unroll
   for (int n = 0; n < kGroups; ++n) {
@@ -198,8 +202,9 @@ __device__ __forceinline__ void commit_block(float (&x)[2][4], const Left (&u)[k
 
 // The factors of its tokens: convolution, SiLU, norms, gate; a warp a token.
 template <int kTokens>
-__device__ __forceinline__ void token_factors(float lower_bound, float rate, bool conv_bf16, const VerifyPair& p, const VerifyLane& l,
-                                              const float (&beta)[kTokens / kVerifyWarps], VerifyShared<kTokens>& s) {
+__device__ __forceinline__ void token_factors(float lower_bound, float rate, bool conv_bf16, const VerifyPair& p,
+                                              const VerifyLane& l, const float (&beta)[kTokens / kVerifyWarps],
+                                              VerifyShared<kTokens>& s) {
 #pragma unroll
   for (int n = 0; n < kTokens / kVerifyWarps; ++n) {
     const int token = l.warp + n * kVerifyWarps;
@@ -231,7 +236,10 @@ __device__ __forceinline__ void token_factors(float lower_bound, float rate, boo
 #pragma unroll
         for (int c = 0; c < 4; ++c) y[c] *= scale;
       }
-      store4(part == 0 ? &s.qn[token][4 * l.lane] : part == 1 ? &s.factors[token][0][4 * l.lane] : &s.v[token][4 * l.lane], y);
+      store4(part == 0   ? &s.qn[token][4 * l.lane]
+             : part == 1 ? &s.factors[token][0][4 * l.lane]
+                         : &s.v[token][4 * l.lane],
+             y);
     }
     float bias[4];
     load4(&s.bias[4 * l.lane], bias);
@@ -315,9 +323,9 @@ __device__ __forceinline__ void pair_dots(VerifyShared<kTokens>& s, int i, int l
 
 // The window's products with block j: keys, queries [tokens 8n + 2t + e, rows g, g + 8]; right: the lane's in s.window.
 template <int kGroups, bool kExact>
-__device__ __forceinline__ void window_block(const float (&x)[2][4], float (&keys)[kGroups][4], float (&keys_rest)[kGroups][4],
-                                             float (&queries)[kGroups][4], float (&queries_rest)[kGroups][4], const float* right, int j,
-                                             uint32_t mask) {
+__device__ __forceinline__ void window_block(const float (&x)[2][4], float (&keys)[kGroups][4],
+                                             float (&keys_rest)[kGroups][4], float (&queries)[kGroups][4],
+                                             float (&queries_rest)[kGroups][4], const float* right, int j, uint32_t mask) {
   constexpr int kTable = 8 * kGroups * kPad;
 #pragma unroll
   for (int sub = 0; sub < 2; ++sub) {
@@ -342,16 +350,16 @@ __device__ __forceinline__ void window_block(const float (&x)[2][4], float (&key
 
 // u and the outputs of the tile's rows from the window's products with the state: o becomes them.
 template <int kGroups>
-__device__ __forceinline__ void solve_window(VerifyShared<8 * kGroups>& s, const float (&keys)[kGroups][4], float (&o)[kGroups][4],
-                                             int tile_row, int state_row, int lane) {
+__device__ __forceinline__ void solve_window(VerifyShared<8 * kGroups>& s, const float (&keys)[kGroups][4],
+                                             float (&o)[kGroups][4], int tile_row, int lane) {
   const int g = lane / 4, t = lane % 4;
   float u[kGroups][4];
 #pragma unroll
   for (int n = 0; n < kGroups; ++n) {
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
-      u[n][e] = s.v[8 * n + 2 * t + e][state_row + g] - keys[n][e];
-      u[n][2 + e] = s.v[8 * n + 2 * t + e][state_row + g + 8] - keys[n][2 + e];
+      u[n][e] = s.v[8 * n + 2 * t + e][tile_row + g] - keys[n][e];
+      u[n][2 + e] = s.v[8 * n + 2 * t + e][tile_row + g + 8] - keys[n][2 + e];
     }
   }
 #pragma unroll
@@ -377,8 +385,8 @@ __device__ __forceinline__ void solve_window(VerifyShared<8 * kGroups>& s, const
       const float beta = s.beta[token];
       s.outputs[token][tile_row + g] = o[n][e];
       s.outputs[token][tile_row + g + 8] = o[n][2 + e];
-      s.factors[token][2][state_row + g] = beta * u[n][e];
-      s.factors[token][2][state_row + g + 8] = beta * u[n][2 + e];
+      s.factors[token][2][tile_row + g] = beta * u[n][e];
+      s.factors[token][2][tile_row + g + 8] = beta * u[n][2 + e];
     }
   }
 }

@@ -35,23 +35,17 @@ void verify_cases(Bench& bench) {
         if (pairs >= 400)
           line.must = 2.8 * pass_us / (line.bytes / bench.copy_gbps() * 1e-3), line.aim = line.must * 2.3 / 2.8;
         line.kernel = "kda_verify";
-        std::vector<int> forms = {0};
-        if (accepted == 8 && pairs < 100) forms = {1, 3};
-        if (accepted == 8 && pairs >= 400) forms = {0, 10};
-        for (const int form : forms) {
-          line.name = fmt::format("{} a={}{}", name, accepted, form == 0 ? "" : form == 10 ? " no prefetch" : fmt::format(" split{}", 1 << (form - 1)));
-          bench.run(line, [&](cudaStream_t stream, int i) {
-            KdaVerifyArgs a{};
-            a.weights = buffers.weights(), a.rows = buffers.rows(i), a.offsets = offset_array.data(),
-            a.slots = buffers.slots(i);
-            a.window = buffers.window(i), a.commit.accepted = accepted_array.data(), a.batch = batch, a.launch.form = form;
-            gpu_check(kda_verify_cuda(a, stream).code, "kda_verify");
-          });
-        }
+        line.name = fmt::format("{} a={}", name, accepted);
+        bench.run(line, [&](cudaStream_t stream, int i) {
+          KdaVerifyArgs a{};
+          a.weights = buffers.weights(), a.rows = buffers.rows(i), a.offsets = offset_array.data();
+          a.slots = buffers.slots(i), a.window = buffers.window(i), a.commit.accepted = accepted_array.data(),
+          a.batch = batch;
+          gpu_check(kda_verify_cuda(a, stream).code, "kda_verify");
+        });
         line.kernel = "kda_commit";
         line.must = line.aim = 0;
         line.bytes = static_cast<double>(pairs) * (2 * static_cast<double>(state_bytes) + accepted * 1536 + 4608);
-        line.name = fmt::format("{} a={}", name, accepted);
         bench.run(line, [&](cudaStream_t stream, int i) {
           KdaCommitArgs a{};
           a.slots = buffers.slots(i), a.window = buffers.window(i), a.commit.accepted = accepted_array.data(),

@@ -39,7 +39,6 @@ class Session {
         first_(static_cast<size_t>(requests), 0) {}
 
   WorstRatios* worst = nullptr;
-  int form = 0;
   bool separate = false;  // each window in two calls: commit, then verify with nothing accepted
   bool dependent = false;
   StepDevice& device() { return d_; }
@@ -84,12 +83,12 @@ class Session {
     KdaVerifyArgs a{};
     a.weights = d_.weights(), a.rows = d_.rows(row_), a.offsets = offsets_.data(), a.slots = d_.slot_args();
     a.window = window(), a.commit = commit(exporting), a.batch = static_cast<int32_t>(p_.requests);
-    a.launch.form = form, a.launch.dependent = dependent ? 1 : 0;
+    a.launch.dependent = dependent ? 1 : 0;
     return a;
   }
   KdaCommitArgs commit_args(bool exporting) const {
     KdaCommitArgs a{};
-    a.slots = d_.slot_args(), a.window = window(), a.commit = commit(exporting), a.launch.form = form;
+    a.slots = d_.slot_args(), a.window = window(), a.commit = commit(exporting);
     a.batch = static_cast<int32_t>(p_.requests), a.heads = static_cast<int32_t>(p_.heads);
     return a;
   }
@@ -101,8 +100,8 @@ class Session {
   void check(const Cycle& cycle, const std::vector<int32_t>& offsets, const std::vector<int32_t>& exports,
              const std::string& what) {
     for (size_t r = 0; r < cycle.accepted.size(); ++r) {
-      const std::string text = fmt::format("{} T {} H {} {} form {} row {} request {} accepted {}", what, max_tokens_,
-                                           p_.heads, p_.state_bf16 ? "bf16" : "f32", form, row_, r, cycle.accepted[r]);
+      const std::string text = fmt::format("{} T {} H {} {} row {} request {} accepted {}", what, max_tokens_, p_.heads,
+                                           p_.state_bf16 ? "bf16" : "f32", row_, r, cycle.accepted[r]);
       const int32_t slot = d_.slots[r];
       std::vector<float> out(static_cast<size_t>(std::max(max_tokens_, 1) * p_.width));
       if (!cycle.boundary.empty()) {
@@ -165,13 +164,12 @@ class Session {
 
 std::vector<int32_t> same(size_t n, int32_t value) { return std::vector<int32_t>(n, value); }
 
-TEST(KdaVerifyGpu, SanitizeEveryFormAndDtype) {
+TEST(KdaVerifyGpu, SanitizeEveryDtype) {
   K3_NEEDS_GPU();
-  WorstRatios f32("verify forms f32"), bf16("verify forms bf16");
-  for (int form = 0; form <= 3; ++form) {
+  WorstRatios f32("verify dtypes f32"), bf16("verify dtypes bf16");
+  for (const bool conv_bf16 : {false, true}) {
     for (const bool state_bf16 : {false, true}) {
-      Session s(plain(1), 3, 8, 30, state_bf16, form % 2 == 0, 3);
-      s.form = form;
+      Session s(plain(1), 3, 8, 30, state_bf16, conv_bf16, 3);
       s.worst = state_bf16 ? &bf16 : &f32;
       s.run({same(3, 0), {3, 8, 0}}, "first");
       s.run({{2, 8, 0}, {1, 5, 2}}, "second");

@@ -1,6 +1,7 @@
 #include "k3/ops/short_conv/cuda/short_conv_cuda.h"
 
 #include "k3/base/check.h"
+#include "k3/ops/short_conv/cuda/short_conv_config.h"
 #include "k3/ops/short_conv/cuda/short_conv_cuda.cuh"
 
 namespace k3::ops::cuda {

@@ -1,5 +1,6 @@
-// A thread has eight channels and passes through a run of tokens with the last three inputs in registers. The first three tokens of a
-// sequence belong to the thread that has its first one; so no other reads the old tail, and it writes the new one at once.
+// A thread has eight channels and passes through a run of tokens with the last three inputs in registers. The first three
+// tokens of a sequence belong to the thread that has its first one; so no other reads the old tail, and it writes the new
+// one at once.
 #include "k3/ops/cuda/launch.cuh"
 #include "k3/ops/cuda/ptx.cuh"
 #include "k3/ops/short_conv/cuda/short_conv_cuda.cuh"
@@ -101,7 +102,8 @@ struct Taps {
 };
 
 // Tail after `tokens` tokens; `old` is the one before, at its channels.
-__device__ __forceinline__ void store_tail(const ShortConvArgs& a, const Where& w, int start, int tokens, int slot, const Lane8 (&old)[3]) {
+__device__ __forceinline__ void store_tail(const ShortConvArgs& a, const Where& w, int start, int tokens, int slot,
+                                           const Lane8 (&old)[3]) {
 #pragma unroll
   for (int i = 0; i < 3; ++i) {
     const int index = tokens - 3 + i;
@@ -112,7 +114,8 @@ __device__ __forceinline__ void store_tail(const ShortConvArgs& a, const Where& 
 }
 
 // All tails that a sequence leaves.
-__device__ __noinline__ void store_tails(const ShortConvArgs& a, const Where& w, int sequence, int start, int tokens, const Lane8 (&old)[3]) {
+__device__ __noinline__ void store_tails(const ShortConvArgs& a, const Where& w, int sequence, int start, int tokens,
+                                         const Lane8 (&old)[3]) {
   const int slot = a.slots[sequence];
   if (slot < 0) return;
   for (int e = 0; e < a.exports; ++e) {
@@ -122,7 +125,8 @@ __device__ __noinline__ void store_tails(const ShortConvArgs& a, const Where& w,
 }
 
 // Tokens first .. last - 1 where sequences meet; `sequence` holds the first one.
-__device__ __noinline__ void pass_seams(const ShortConvArgs& a, int part, int channel, int first, int last, int total, int sequence) {
+__device__ __noinline__ void pass_seams(const ShortConvArgs& a, int part, int channel, int first, int last, int total,
+                                        int sequence) {
   Taps taps;
   taps.load(a, part, channel);
   const Where w = where(a, part, channel);
@@ -164,7 +168,8 @@ __global__ void __launch_bounds__(kChannelThreads* kRuns, 3) short_conv(const __
   if (channel >= a.channels) return;
   pdl_wait();
   const int total = min(a.tokens, a.offsets[a.sequences]);
-  const int first = (static_cast<int>(blockIdx.y) * kRuns + static_cast<int>(threadIdx.y)) * kRun, last = min(first + kRun, total);
+  const int first = (static_cast<int>(blockIdx.y) * kRuns + static_cast<int>(threadIdx.y)) * kRun,
+            last = min(first + kRun, total);
   if (first >= last) return;
   const int sequence = find_sequence(a.offsets, a.sequences, first);
   if (first - a.offsets[sequence] < 3 || first + kRun > a.offsets[sequence + 1] || a.slots[sequence] < 0) {
@@ -189,7 +194,8 @@ __global__ void __launch_bounds__(kChannelThreads* kRuns, 3) short_conv(const __
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
       window[(i + 3) % 4].set(raw[i]);
-      *reinterpret_cast<uint4*>(y) = taps.apply(window[i % 4], window[(i + 1) % 4], window[(i + 2) % 4], window[(i + 3) % 4]);
+      *reinterpret_cast<uint4*>(y) =
+          taps.apply(window[i % 4], window[(i + 1) % 4], window[(i + 2) % 4], window[(i + 3) % 4]);
       y += y_stride;
     }
     x += kAhead * x_stride;
