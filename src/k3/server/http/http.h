@@ -55,6 +55,8 @@ std::string_view status_text(int status);
 // Letters, digits and -_.: of the client's id, at most 128 of them; empty: none usable.
 std::string harmless_request_id(std::string_view text);
 std::string new_request_id();
+// An address to listen on that this machine alone can reach.
+bool is_loopback(std::string_view address);
 // Undoes percent escapes; nothing when one is broken or gives a control character.
 std::optional<std::string> decode_path(std::string_view raw);
 
