@@ -160,6 +160,7 @@ void Connection::close() {
   if (phase_ == Phase::closed) return;
   phase_ = Phase::closed;
   set_timer(0, {});
+  pace_.cancel();  // nothing may keep a server that stops waiting
   error_code ec;
   socket_.close(ec);
   if (server_->connections.erase(shared_from_this()) > 0) --server_->open;
