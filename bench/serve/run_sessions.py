@@ -2,9 +2,10 @@
 """What the prefix cache saves on agent sessions: run_sessions.py --k3 build/release/k3 --model models/k3-mini
 
 Replays the trace one request at a time, in file order, against `k3 serve` twice: without the prefix cache and with it.
-Prints the times to the first token, their ratio, and how well they follow from the tokens that had to be computed: the
-model TTFT = a + b N + c N (C + N / 2) with N computed tokens behind C cached ones (the last term is MLA's pairs) is fitted to
-relative errors of the run without the cache and held against the run with it. The hits are compared with the naive rule
+Prints the times to the first token, their ratio, and how well they follow from the tokens that had to be computed. What N
+tokens behind C cached ones should take is measured beforehand, on a grid of N and C with the same server and client:
+TTFT = a + b N + c N (C + N / 2) + d C is fitted to it (the third term is MLA's pairs, the last what a long prompt costs
+although it hits: it is parsed, tokenized and looked up) and held against both runs. The hits are compared with the naive rule
 (check_hits.py).
 """
 import argparse
@@ -14,6 +15,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 
 from check_hits import naive_hits
 
@@ -32,11 +34,11 @@ def serve(args, *options):
     return server
 
 
-def replay(args, *options):
+def replay(args, trace, *options):
     server = serve(args, *options)
-    command = [args.k3, "loadgen", server.url, "--trace", args.trace, "--sequential", "--scale", str(args.scale), "--max-output", "16",
+    command = [args.k3, "loadgen", server.url, "--trace", trace, "--sequential", "--scale", str(args.scale), "--max-output", "16",
                "--warmup", "2", "--timeout", "3600", "--json"]
-    if args.limit:
+    if args.limit and trace == args.trace:
         command += ["--limit", str(args.limit)]
     print("$", " ".join(command), flush=True)
     try:
@@ -53,7 +55,7 @@ def replay(args, *options):
 def columns(request):
     cached = request["cached_tokens"]
     computed = request["prompt_tokens"] - cached
-    return [1.0, computed, computed * (cached + computed / 2)]
+    return [1.0, computed, computed * (cached + computed / 2), cached]
 
 
 def ttft(request):
@@ -61,7 +63,7 @@ def ttft(request):
 
 
 def solve(matrix, right):
-    """Gauss with row exchange, three unknowns."""
+    """Gauss with row exchange."""
     size = len(right)
     rows = [list(row) + [value] for row, value in zip(matrix, right)]
     for i in range(size):
@@ -74,13 +76,41 @@ def solve(matrix, right):
     return [rows[i][size] / rows[i][i] for i in range(size)]
 
 
+def calibration_trace(args, path):
+    """A prompt of C tokens, then prompts that continue it by N other tokens; every one ends within a block."""
+    block = round(args.block_tokens / args.scale)
+    fresh = iter(range(1, 1 << 30))
+    records = []
+
+    def add(prefix, tokens):
+        length = len(prefix) * block + round(tokens / args.scale)
+        ids = prefix + [next(fresh) for _ in range(-(-length // block) - len(prefix))]
+        records.append({"timestamp": 1000 * len(records), "input_length": length, "output_length": 16, "hash_ids": ids})
+        return ids
+
+    for _ in range(args.rounds):
+        for context in (0, 8, 32, 96, 192):
+            prefix = add([], context * args.block_tokens + 10)[:context] if context else []
+            for tokens in (20, 70, 200, 600, 1800):
+                add(prefix, tokens)
+    with open(path, "w", encoding="utf-8") as file:
+        file.writelines(json.dumps(record) + "\n" for record in records)
+    return path
+
+
+def calibrate(args):
+    with tempfile.TemporaryDirectory() as folder:
+        return replay(args, calibration_trace(args, os.path.join(folder, "calibration.jsonl")), "--checkpoints", "end")
+
+
 def fit(requests):
     """Least squares of relative errors; the columns are scaled to be of one size."""
     points = [([value / ttft(r) for value in columns(r)]) for r in requests]
-    scale = [max(point[k] for point in points) for k in range(3)]
+    size = len(points[0])
+    scale = [max(point[k] for point in points) for k in range(size)]
     points = [[value / s for value, s in zip(point, scale)] for point in points]
-    normal = [[sum(p[i] * p[j] for p in points) for j in range(3)] for i in range(3)]
-    return [value / s for value, s in zip(solve(normal, [sum(p[i] for p in points) for i in range(3)]), scale)]
+    normal = [[sum(p[i] * p[j] for p in points) for j in range(size)] for i in range(size)]
+    return [value / s for value, s in zip(solve(normal, [sum(p[i] for p in points) for i in range(size)]), scale)]
 
 
 def spread(name, requests, model):
@@ -122,6 +152,7 @@ def main():
     parser.add_argument("--block-tokens", type=int, default=128, help="512 of the trace after scaling; default %(default)s")
     parser.add_argument("--pool", default="4GiB", help="of the server, enough for all; default %(default)s")
     parser.add_argument("-t", "--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=2, help="of the calibration; default %(default)s")
     parser.add_argument("--limit", type=int, help="only the first N requests")
     parser.add_argument("--prefix", default="", help="in front of the server's command, like 'nice -n -5'")
     parser.add_argument("--json", help="file for both runs")
@@ -132,15 +163,17 @@ def main():
             runs = json.load(file)
     else:
         print(datetime.date.today(), flush=True)
-        runs = {"with cache": replay(args, "--checkpoints", "end"), "without": replay(args, "--no-prefix-cache")}
+        runs = {"calibration": calibrate(args), "with cache": replay(args, args.trace, "--checkpoints", "end"),
+                "without": replay(args, args.trace, "--no-prefix-cache")}
     if args.json:
         with open(args.json, "w", encoding="utf-8") as file:
             json.dump(runs, file)
     table(runs)
     total = {name: sum(ttft(r) for r in run["requests"]) for name, run in runs.items()}
     print(f"\nwith over without: 1 / {total['without'] / total['with cache']:.1f}")
-    model = fit(runs["without"]["requests"])
-    print(f"fit: TTFT = {model[0] * 1e3:.2f} ms + {model[1] * 1e6:.1f} us x N + {model[2] * 1e9:.2f} ns x N (C + N / 2)\n")
+    model = fit(runs["calibration"]["requests"])
+    print(f"fit: TTFT = {model[0] * 1e3:.2f} ms + {model[1] * 1e6:.1f} us x N + {model[2] * 1e9:.2f} ns x N (C + N / 2) + "
+          f"{model[3] * 1e6:.2f} us x C\n")
     print(f"{'':14} | in 1.3x |          | measured over predicted: least, quantiles, most")
     for name, run in runs.items():
         spread(name, run["requests"], model)

@@ -87,7 +87,7 @@ def catalogue(rng, count):
 
 
 def head_of(path, body):
-    head = f"POST {path} HTTP/1.1\r\nHost: k3\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     return head.encode() + body
 
 

@@ -88,6 +88,10 @@ std::string utf8_repair(std::string_view text) {
   return out;
 }
 
+int64_t utf8_length(std::string_view text) {
+  return std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<uint8_t>(c) & 0xC0) != 0x80; });
+}
+
 void append_utf8(std::string& out, uint32_t c) {
   const auto put = [&](uint32_t byte) { out.push_back(static_cast<char>(byte)); };
   if (c < 0x80) {

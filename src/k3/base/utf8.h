@@ -18,6 +18,9 @@ size_t utf8_incomplete_suffix(std::string_view text);
 // Every maximal invalid subpart becomes one U+FFFD.
 std::string utf8_repair(std::string_view text);
 
+// Code points of valid UTF-8; of other bytes, those that continue none.
+int64_t utf8_length(std::string_view text);
+
 void append_utf8(std::string& out, uint32_t code_point);
 
 // Decodes the code point at text[*pos] (valid UTF-8) and advances *pos.

@@ -29,12 +29,6 @@ int g_output_errno = 0;  // of the first failed write to stdout
 
 int threads_of(int wanted) { return wanted > 0 ? wanted : available_threads(); }
 
-size_t display_width(std::string_view text) {
-  size_t width = 0;
-  for (const char c : text) width += (static_cast<unsigned char>(c) & 0xC0) != 0x80 ? 1 : 0;
-  return width;
-}
-
 }  // namespace
 
 namespace {
@@ -237,15 +231,16 @@ Result<std::vector<int32_t>> parse_ids(const std::string& given) {
 }
 
 std::string Table::text() const {
+  const auto columns_of = [](std::string_view text) { return static_cast<size_t>(utf8_length(text)); };
   std::vector<size_t> widths;
   for (const auto& row : rows_) {
     widths.resize(std::max(widths.size(), row.size()));
-    for (size_t c = 0; c < row.size(); ++c) widths[c] = std::max(widths[c], display_width(row[c]));
+    for (size_t c = 0; c < row.size(); ++c) widths[c] = std::max(widths[c], columns_of(row[c]));
   }
   std::string out;
   for (const auto& row : rows_) {
     for (size_t c = 0; c < row.size(); ++c) {
-      const std::string pad(widths[c] - display_width(row[c]), ' ');
+      const std::string pad(widths[c] - columns_of(row[c]), ' ');
       if (c > 0) out += "  ";
       out += c == 0 ? row[c] + pad : pad + row[c];
     }

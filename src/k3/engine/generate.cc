@@ -85,19 +85,17 @@ Result<GenerateResult> generate(Runner& runner, int32_t sequence, std::span<cons
 std::string StopMatcher::push(std::string_view text) {
   // Byte by byte: the stop string that is complete first wins, so that the result does not depend on the pieces.
   for (const char c : text) {
-    if (matched_) break;
+    if (matched()) break;
     held_.push_back(c);
-    size_t match = 0;
     for (const std::string& stop : stops_) {
-      if (held_.ends_with(stop)) match = std::max(match, stop.size());
+      if (held_.ends_with(stop) && stop.size() > matched_stop_.size()) matched_stop_ = stop;
     }
-    if (match > 0) {
-      matched_ = true;
-      held_.resize(held_.size() - match);
+    if (matched()) {
+      held_.resize(held_.size() - matched_stop_.size());
       return std::exchange(held_, {});
     }
   }
-  if (matched_) return {};
+  if (matched()) return {};
   // Hold back the longest suffix that begins some stop string.
   size_t keep = 0;
   for (const std::string& stop : stops_) {
@@ -110,6 +108,6 @@ std::string StopMatcher::push(std::string_view text) {
   return out;
 }
 
-std::string StopMatcher::finish() { return matched_ ? std::string() : std::exchange(held_, {}); }
+std::string StopMatcher::finish() { return matched() ? std::string() : std::exchange(held_, {}); }
 
 }  // namespace k3

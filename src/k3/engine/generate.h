@@ -65,12 +65,12 @@ class StopMatcher {
   // Text that can be shown now. After a match matched() is true and nothing more comes.
   std::string push(std::string_view text);
   std::string finish();  // what was held back
-  bool matched() const { return matched_; }
+  bool matched() const { return !matched_stop_.empty(); }
+  const std::string& matched_stop() const { return matched_stop_; }  // the longest of those complete first; empty: none
 
  private:
   std::vector<std::string> stops_;
-  std::string held_;
-  bool matched_ = false;
+  std::string held_, matched_stop_;
 };
 
 }  // namespace k3

@@ -7,34 +7,31 @@ namespace k3 {
 namespace {
 
 // Feeds `text` in pieces of every size and returns what was shown.
-std::string shown(const std::vector<std::string>& stops, const std::string& text, size_t piece, bool* matched) {
+std::string shown(const std::vector<std::string>& stops, const std::string& text, size_t piece, std::string* stop) {
   StopMatcher matcher(stops);
   std::string out;
   for (size_t i = 0; i < text.size(); i += piece) out += matcher.push(text.substr(i, piece));
   out += matcher.finish();
-  *matched = matcher.matched();
+  *stop = matcher.matched_stop();
+  EXPECT_EQ(matcher.matched(), !stop->empty());
   return out;
 }
 
 TEST(StopMatcher, CutsAtTheFirstMatchWhateverThePieces) {
   const struct {
     std::vector<std::string> stops;
-    std::string text, expected;
-    bool matched;
+    std::string text, expected, stop;
   } cases[] = {
-      {{"END"}, "one END two", "one ", true},
-      {{"END"}, "one EN two", "one EN two", false},
-      {{"END"}, "one EN", "one EN", false},
-      {{"aab"}, "aaab", "a", true},
-      {{"xyz", "y"}, "axyz", "ax", true},
-      {{"\n\n"}, "a\nb\n\nc", "a\nb", true},
-      {{}, "text", "text", false},
+      {{"END"}, "one END two", "one ", "END"}, {{"END"}, "one EN two", "one EN two", ""},
+      {{"END"}, "one EN", "one EN", ""},       {{"aab"}, "aaab", "a", "aab"},
+      {{"xyz", "y"}, "axyz", "ax", "y"},       {{"\n\n"}, "a\nb\n\nc", "a\nb", "\n\n"},
+      {{"b", "ab"}, "xab", "x", "ab"},         {{}, "text", "text", ""},
   };
   for (const auto& c : cases) {
     for (size_t piece = 1; piece <= c.text.size(); ++piece) {
-      bool matched = false;
-      EXPECT_EQ(shown(c.stops, c.text, piece, &matched), c.expected) << c.text << " by " << piece;
-      EXPECT_EQ(matched, c.matched);
+      std::string stop;
+      EXPECT_EQ(shown(c.stops, c.text, piece, &stop), c.expected) << c.text << " by " << piece;
+      EXPECT_EQ(stop, c.stop);
     }
   }
 }

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 
 #include "k3/base/file.h"
 #include "k3/base/log.h"
@@ -34,6 +35,25 @@ std::string about_text(const CacheShape& shape, const std::string& identity, uin
   return text + fmt::format("sum {:016x}\n", XXH3_64bits(text.data(), text.size()));
 }
 
+// A name in the folder that this program did not make; empty: there is none. `about` comes before all but the lock, and
+// stays.
+Result<std::string> foreign_name(const std::string& folder) {
+  std::vector<std::string> names;
+  std::error_code error;
+  for (std::filesystem::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
+    names.push_back(it->path().filename().string());
+  }
+  if (error) return fail(Code::internal, "cache folder {}: {}", folder, error.message());
+  std::ranges::sort(names);
+  const bool made_here = std::ranges::binary_search(names, "about");
+  for (const std::string& name : names) {
+    // lost+found: a file system of its own. about.tmp-: the process was killed while it wrote.
+    if (name == "lock" || name == "about" || name == "lost+found" || name.starts_with("about.tmp-")) continue;
+    if (!made_here || (name != "index" && !SlabStore::is_slab(name))) return name;
+  }
+  return std::string();
+}
+
 }  // namespace
 
 DiskTier::DiskTier(const CacheShape& shape, const std::string& folder, int64_t slots)
@@ -56,6 +76,14 @@ Result<std::unique_ptr<DiskTier>> DiskTier::create(const CacheShape& shape, cons
     return fail(Code::invalid_argument, "cache folder {}: {} pages of {} blocks are too many", folder, slots, shape.blocks_per_page());
   }
   K3_TRY(make_directories(folder));
+  K3_TRY_ASSIGN(const std::string foreign, foreign_name(folder));
+  if (!foreign.empty()) {
+    return fail(
+        Code::invalid_argument,
+        "{} is no cache folder: it holds '{}', which this program did not write; name a new or empty folder, or one that "
+        "a server made",
+        folder, foreign);
+  }
   std::unique_ptr<DiskTier> tier(new DiskTier(shape, folder, slots));
   K3_TRY(tier->lock());
   const std::string about = join_path(folder, "about");

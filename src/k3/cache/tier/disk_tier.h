@@ -4,7 +4,8 @@
 // Memory:   the index is held in memory as well; a buffer of token ids.
 // Threads:  one thread; one process a folder (lock).
 // Errors:   create: unavailable when another process has the folder (named in the message), invalid_argument for a size that
-//           holds no entry, what the file system says. After that nothing fails: a disk that is full or broken drops entries.
+//           holds no entry and for a folder with files that are not ours, what the file system says. After that nothing
+//           fails: a disk that is full or broken drops entries.
 // Source:   serving.md 3.5. Order of writing: the slot is complete and on the medium before the index names it; the index has
 //           forgotten an entry before its slots are written again. So the process may end at any time. What is read is
 //           compared with its checksum (XXH3-64, seeded by key and part) and with the token ids of the request.

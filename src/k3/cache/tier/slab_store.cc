@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <charconv>
 #include <cstring>
+#include <optional>
 
 #include "k3/base/file.h"
 
@@ -18,7 +19,17 @@ namespace {
 constexpr int64_t kFileBytes = int64_t{1} << 30;
 constexpr std::string_view kPrefix = "slab-";
 
+std::optional<size_t> number_of(std::string_view name) {
+  if (!name.starts_with(kPrefix)) return std::nullopt;
+  size_t number = 0;
+  const auto [end, error] = std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), number);
+  if (error != std::errc() || end != name.data() + name.size()) return std::nullopt;
+  return number;
+}
+
 }  // namespace
+
+bool SlabStore::is_slab(std::string_view name) { return number_of(name).has_value(); }
 
 SlabStore::SlabStore(std::string folder, int64_t slot_bytes, int64_t slots)
     : folder_(std::move(folder)), slot_bytes_(slot_bytes), slots_per_file_(std::max<int64_t>(1, kFileBytes / slot_bytes)) {
@@ -93,11 +104,8 @@ void SlabStore::remove_files(size_t first) {
   if (folder == nullptr) return;
   std::vector<std::string> names;
   while (const dirent* entry = ::readdir(folder)) {
-    const std::string_view name = entry->d_name;
-    if (!name.starts_with(kPrefix)) continue;
-    size_t number = 0;
-    const auto [end, error] = std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), number);
-    if (error == std::errc() && end == name.data() + name.size() && number >= first) names.emplace_back(name);
+    const auto number = number_of(entry->d_name);
+    if (number && *number >= first) names.emplace_back(entry->d_name);
   }
   ::closedir(folder);
   for (const std::string& name : names) ::unlink(join_path(folder_, name).c_str());

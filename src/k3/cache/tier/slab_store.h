@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "k3/base/result.h"
@@ -28,6 +29,7 @@ class SlabStore {
   Status sync();
   size_t file_count() const { return files_.size(); }
   void remove_files(size_t first = 0);  // those from this number on, whatever their size
+  static bool is_slab(std::string_view name);
 
  private:
   struct FileState {

@@ -123,6 +123,28 @@ TEST(CacheTiers, OneProcessAFolder) {
   EXPECT_NE(second.error().message.find(folder.path()), std::string::npos);
 }
 
+TEST(CacheTiers, AFolderOfSomeoneElseIsRefusedAndLeftAlone) {
+  for (const std::string name : {"holiday.jpg", "index", "slab-0000", "slab-of-beef"}) {
+    const Folder folder;
+    write_file(folder.file(name), "dear to someone").value();
+    const auto made = HybridCache::create(disk_options(folder, 64));
+    ASSERT_FALSE(made.ok()) << name;
+    EXPECT_EQ(made.error().code, Code::invalid_argument);
+    for (const std::string& part : {folder.path(), "'" + name + "'", std::string("new or empty")}) {
+      EXPECT_NE(made.error().message.find(part), std::string::npos) << made.error().message;
+    }
+    EXPECT_EQ(*read_file(folder.file(name)), "dear to someone");
+    EXPECT_FALSE(path_exists(folder.file("lock")));
+  }
+  const Folder folder;
+  fill_folder(folder, 1);
+  write_file(folder.file("about.tmp-77"), "left by a process that was killed").value();
+  std::filesystem::create_directory(folder.file("lost+found"));
+  EXPECT_NE(make(disk_options(folder, 64)), nullptr);
+  write_file(folder.file("notes.txt"), "mine").value();
+  EXPECT_FALSE(HybridCache::create(disk_options(folder, 64)).ok());
+}
+
 TEST(CacheTiers, AnotherIdentityOrShapeStartsEmpty) {
   const Folder folder;
   fill_folder(folder, 3);

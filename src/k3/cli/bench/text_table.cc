@@ -3,17 +3,13 @@
 #include <algorithm>
 
 #include "k3/base/check.h"
+#include "k3/base/utf8.h"
 
 namespace k3::cli {
 namespace {
 
-int columns_of(const std::string& text) {
-  return static_cast<int>(
-      std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
-}
-
 std::string padded(const std::string& text, const Column& column) {
-  const std::string pad(static_cast<size_t>(std::max(0, column.width - columns_of(text))), ' ');
+  const std::string pad(static_cast<size_t>(std::max(0, column.width - static_cast<int>(utf8_length(text)))), ' ');
   return column.left ? text + pad : pad + text;
 }
 
@@ -26,7 +22,7 @@ std::vector<std::string> names(const std::vector<Column>& columns) {
 }  // namespace
 
 TextTable::TextTable(std::vector<Column> columns) : columns_(std::move(columns)) {
-  for (Column& column : columns_) column.width = std::max(column.width, columns_of(column.name));
+  for (Column& column : columns_) column.width = std::max(column.width, static_cast<int>(utf8_length(column.name)));
 }
 
 int TextTable::width() const {

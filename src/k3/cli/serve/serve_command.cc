@@ -130,8 +130,6 @@ void print_capacity(const Engine& engine) {
   note(fmt::format("k3: users at once: {} (computed at once: at most {}; further ones wait)", line, o.max_running));
 }
 
-bool is_local(const std::string& host) { return host == "localhost" || host == "::1" || host.starts_with("127."); }
-
 // Until all is done, the time is over, or a further signal comes.
 Status drain(server::Service& service, double seconds) {
   note(fmt::format("k3: stopping; requests under way have {} (a second signal stops at once)", format_seconds(seconds)));
@@ -154,6 +152,8 @@ server::ServerOptions server_options(const ServeOptions& o, std::vector<std::str
   s.vllm_metrics = o.metrics_compat == "vllm";
   s.developer = o.developer;
   s.cors = o.cors;
+  s.allowed_hosts = o.allowed_hosts;
+  s.ping_seconds = o.ping_seconds;
   s.api_keys = std::move(keys);
   return s;
 }
@@ -219,7 +219,7 @@ Status serve_command(const ServeOptions& o) {
   note(fmt::format("k3: loaded {} in {}", name, format_seconds(loaded.load_seconds)));
   print_capacity(*engine);
   if (!format.ok()) note("k3: this model has no chat format: text completions alone");
-  if (open && !is_local(o.host)) {
+  if (open && !http::is_loopback(o.host)) {
     note(fmt::format("k3: warning: {} may be reached by others and asks for no key; see --api-key-file", o.host));
   }
   const std::string shown = o.host.find(':') == std::string::npos ? o.host : "[" + o.host + "]";

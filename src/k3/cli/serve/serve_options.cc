@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 #include <charconv>
+#include <cmath>
 
 #include "k3/base/units.h"
 
@@ -22,6 +23,19 @@ std::string check_checkpoint(const std::string& text) {
   return every && tokens > 0 ? std::string() : "'" + text + "' is none of end, turns, second, every:N, none";
 }
 
+std::string check_host(const std::string& text) {
+  const bool plain = !text.empty() && text.find_first_of("/:*[] ") == std::string::npos;
+  return plain ? std::string() : "'" + text + "' is no name like llm.example.org: no scheme, no port, no pattern";
+}
+
+std::string check_ping(const std::string& text) {
+  constexpr double kLeast = 5;
+  double seconds = -1;
+  const char* const end = text.data() + text.size();
+  const bool number = std::from_chars(text.data(), end, seconds).ptr == end && std::isfinite(seconds);
+  return number && (seconds == 0 || seconds >= kLeast) ? std::string() : "'" + text + "' is neither 0 nor at least 5";
+}
+
 void add_http(CLI::App& app, ServeOptions& o) {
   const char* group = "Network";
   app.add_option("--host", o.host, "Address to listen on (default 127.0.0.1; 0.0.0.0 lets other machines in)")->group(group);
@@ -33,10 +47,22 @@ void add_http(CLI::App& app, ServeOptions& o) {
   app.add_option("--cors", o.cors,
                  "Web pages that may call: localhost, one origin like https://a.example, or * (default: none)")
       ->group(group);
+  app.add_option("--allowed-host", o.allowed_hosts,
+                 "Name by which clients may reach the server; give one for each. On a loopback address requests whose Host "
+                 "header has another name than localhost are refused: they may come from a web page that let its own name "
+                 "lead here. Needed behind a proxy that passes Host on; on other addresses nothing is checked without it")
+      ->check(check_host)
+      ->group(group);
   app.add_option("--max-body", o.max_body, "Largest request body (default 64MiB)")->check(check_bytes)->group(group);
   app.add_option("--drain-seconds", o.drain_seconds,
                  "On SIGTERM or Ctrl-C finish what is under way for so long; a second signal stops at once (default 30)")
       ->check(CLI::Range(0.0, 1e6))
+      ->group(group);
+  app.add_option(
+         "--ping-seconds", o.ping_seconds,
+         "A stream that is silent for so long, as while a long prompt is computed, gets an event (Anthropic) or a comment "
+         "(OpenAI) that keeps proxies patient; at least 5, 0: never (default 0; some clients know no comments)")
+      ->check(check_ping)
       ->group(group);
   app.add_flag("-q,--quiet", o.quiet, "No line for each request")->group(group);
 }
@@ -67,7 +93,8 @@ void add_engine(CLI::App& app, ServeOptions& o) {
   app.add_option("--max-queued", o.max_queued, "Requests that wait; more get 429 (default 256)")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
       ->group(group);
-  app.add_option("--schedule", o.schedule, "fcfs: first come, first served (default). slo: by priority and time targets")
+  app.add_option("--schedule", o.schedule,
+                 "fcfs: first come, first served (default). slo: by the field priority of requests, higher first")
       ->check(CLI::IsMember({"fcfs", "slo"}))
       ->group(group);
   app.add_option("--deadline", o.deadline_seconds, "Most seconds for a request (default: no limit)")

@@ -19,9 +19,10 @@ struct ServeOptions {
   std::string host = "127.0.0.1";
   int port = 8080;
   std::vector<std::string> names;  // of the model; empty: its folder's
+  std::vector<std::string> allowed_hosts;
   std::string api_key_file, cors, param_policy = "open", metrics_compat = "none", max_body = "64MiB";
   bool strict_tools = false, developer = false, quiet = false;
-  double drain_seconds = 30;
+  double drain_seconds = 30, ping_seconds = 0;
 
   std::string schedule = "fcfs", slot_save_path;
   int64_t max_running = 32, max_queued = 256;

@@ -13,10 +13,6 @@ bool is_plain(std::string_view token) {
   return std::all_of(token.begin(), token.end(), kept) && is_utf8(token);
 }
 
-uint32_t characters(std::string_view utf8) {
-  return static_cast<uint32_t>(std::count_if(utf8.begin(), utf8.end(), [](char c) { return (c & 0xC0) != 0x80; }));
-}
-
 }  // namespace
 
 TokenTrie::TokenTrie(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -45,7 +41,7 @@ std::shared_ptr<const TokenTrie> TokenTrie::build(const Tokenizer& tokenizer) {
       unusual.emplace_back(token, id);
       continue;
     }
-    const uint32_t length = characters(token);
+    const auto length = static_cast<uint32_t>(utf8_length(token));
     const uint32_t first = std::min(length, grammar::kPlainLengths - 1);
     v.plain_masks[first][static_cast<size_t>(id) / 32] |= 1U << (id % 32);
     if (length >= grammar::kPlainLengths - 1) v.long_plain.emplace_back(length, id);

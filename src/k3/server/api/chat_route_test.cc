@@ -338,9 +338,10 @@ TEST_F(ChatRoute, AClientThatLeavesCancels) {
     const int64_t before = engine_.cancelled_count();
     HttpClient client(service_->port());
     const std::string body = chat(streaming ? "\"stream\":true" : "");
-    client.send(fmt::format(
-        "POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{}",
-        body.size(), body));
+    client.send(
+        fmt::format("POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
+                    "application/json\r\nContent-Length: {}\r\n\r\n{}",
+                    body.size(), body));
     if (streaming) {
       EXPECT_THAT(client.read_until("\n\n"), HasSubstr("assistant"));
     }
@@ -362,9 +363,10 @@ TEST_F(ChatRoute, QueuedRequestsOfAGoneClientNeverStart) {
   const std::string body = chat("\"stream\":true");
   for (int i = 0; i < kClients; ++i) {
     clients.push_back(std::make_unique<HttpClient>(service_->port()));
-    clients.back()->send(fmt::format(
-        "POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{}",
-        body.size(), body));
+    clients.back()->send(
+        fmt::format("POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
+                    "application/json\r\nContent-Length: {}\r\n\r\n{}",
+                    body.size(), body));
   }
   EXPECT_TRUE(test::eventually([&] { return engine_.under_way() == kClients; }));
   clients.clear();
@@ -422,7 +424,8 @@ TEST_F(ChatRoute, DrainingRefusesNewWorkAndFinishesTheOld) {
   HttpClient old(service_->port()), fresh(service_->port());
   const std::string body = chat("\"stream\":true");
   const std::string text = fmt::format(
-      "POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{}",
+      "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: "
+      "{}\r\n\r\n{}",
       body.size(), body);
   old.send(text);
   old.read_until("\n\n");
@@ -448,9 +451,10 @@ TEST_F(ChatRoute, StoppingAtOnceEndsWhatIsUnderWay) {
     };
     HttpClient client(service_->port());
     const std::string body = chat(streaming ? "\"stream\":true" : "");
-    client.send(fmt::format(
-        "POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{}",
-        body.size(), body));
+    client.send(
+        fmt::format("POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
+                    "application/json\r\nContent-Length: {}\r\n\r\n{}",
+                    body.size(), body));
     ASSERT_TRUE(test::eventually([&] { return engine_.under_way() == 1; }));
     if (streaming) client.read_until("\r\n\r\n"), client.buffer().clear();
     service_->interrupt();
@@ -471,9 +475,10 @@ TEST_F(ChatRoute, ASlowReaderIsCutOffAndCancelled) {
   say("«/think»«response»" + std::string(20'000, 'x'));
   HttpClient client(service_->port(), 4096);
   const std::string body = chat("\"stream\":true");
-  client.send(fmt::format(
-      "POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{}",
-      body.size(), body));
+  client.send(
+      fmt::format("POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
+                  "application/json\r\nContent-Length: {}\r\n\r\n{}",
+                  body.size(), body));
   EXPECT_TRUE(
       test::eventually([&] { return service_->http_stats().cut_off == 1 && service_->http_stats().exchanges == 0; }));
   say("fine«/think»«response»ok«.»");

@@ -49,15 +49,20 @@ struct ServerOptions {
   bool developer = false;     // POST /reset_prefix_cache
   std::string cors;           // "", "localhost", "*", or one origin
   std::vector<std::string> api_keys;
+  std::vector<std::string> allowed_hosts;  // names in Host, beside localhost and addresses; not empty: Host is checked
+  double ping_seconds = 0;                 // a stream that says nothing for so long says that it lives; 0: never
   double wedged_seconds = 60;  // no step for so long with work pending: /health says 503
 };
 
-// Answers under way, so that a server that must stop at once can end each with a reason.
+// Answers under way, so that a server that must stop at once can end each with a reason, and a silent stream be kept open.
 class LiveAnswers {
  public:
-  uint64_t add(std::function<void()> interrupt) {
+  struct Calls {
+    std::function<void()> interrupt, ping;
+  };
+  uint64_t add(Calls calls) {
     const std::lock_guard lock(mutex_);
-    live_.emplace(++next_, std::move(interrupt));
+    live_.emplace(++next_, std::move(calls));
     return next_;
   }
   void remove(uint64_t key) {
@@ -65,17 +70,25 @@ class LiveAnswers {
     live_.erase(key);
   }
   void interrupt_all() {
-    std::map<uint64_t, std::function<void()>> all;
+    std::map<uint64_t, Calls> all;
     {
       const std::lock_guard lock(mutex_);
       all.swap(live_);
     }
-    for (const auto& [key, interrupt] : all) interrupt();
+    for (const auto& [key, calls] : all) calls.interrupt();
+  }
+  void ping_all() {
+    std::map<uint64_t, Calls> all;
+    {
+      const std::lock_guard lock(mutex_);
+      all = live_;
+    }
+    for (const auto& [key, calls] : all) calls.ping();
   }
 
  private:
   std::mutex mutex_;
-  std::map<uint64_t, std::function<void()>> live_;
+  std::map<uint64_t, Calls> live_;
   uint64_t next_ = 0;
 };
 

@@ -5,6 +5,7 @@ namespace k3::server {
 namespace {
 
 using test::HttpAnswer;
+using test::HttpClient;
 using test::Json;
 using test::ServiceTest;
 using testing::ElementsAre;
@@ -336,6 +337,34 @@ TEST_F(Dialects, AnthropicErrors) {
             "not_found_error");
 }
 
+// ---- silence ----
+
+TEST_F(Dialects, SilentStreamsArePingedWhenAsked) {
+  start([](Context& context) { context.options.ping_seconds = 0.02; });
+  const std::vector<int32_t> ids = test::output_ids(tokenizer_, "«/think»«response»ok«.»");
+  engine_.script = [ids](const Request&) {
+    test::Script script{.choices = {ids}, .fault = {}, .refusal = {}};
+    script.hold_tokens = true;
+    return script;
+  };
+  HttpClient anthropic_client(service_->port()), chat_client(service_->port());
+  const auto ask = [&](HttpClient& client, std::string_view path, std::string_view body) {
+    client.send(
+        fmt::format("POST {} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{}",
+                    path, body.size(), body));
+  };
+  ask(anthropic_client, "/v1/messages", anthropic(R"("stream":true)"));
+  ask(chat_client, "/v1/chat/completions", chat(R"("stream":true)"));
+  for (int i = 0; i < 3; ++i) {  // the first belongs to the beginning of the stream
+    EXPECT_NE(anthropic_client.read_until("event: ping\ndata: {\"type\":\"ping\"}\n\n"), "");
+  }
+  EXPECT_NE(chat_client.read_until(": ping\n\n"), "");
+  EXPECT_NE(chat_client.read_until(": ping\n\n"), "");
+  engine_.release();
+  EXPECT_THAT(anthropic_client.read_until("message_stop\"}\n\n"), HasSubstr("\"text\":\"k\""));
+  EXPECT_THAT(chat_client.read_until("[DONE]\n\n"), HasSubstr("\"content\":\"k\""));
+}
+
 // ---- Responses ----
 
 TEST_F(Dialects, Response) {
@@ -366,6 +395,38 @@ TEST_F(Dialects, Response) {
   EXPECT_EQ(got["usage"], answer["usage"]);
 }
 
+TEST_F(Dialects, AResponseSaysAgainWhichToolsItWasGiven) {
+  start([](Context& context) {
+    context.compile_grammar = [](const ChatRequest&, const Prompt&) { return std::shared_ptr<const Grammar>(); };
+  });
+  say("«/think»«response»x«.»");
+  const Json plain = ok(post("/v1/responses", R"({"model":"tiny","input":"hi"})"));
+  EXPECT_EQ(plain["tools"], Json::array());
+  EXPECT_EQ(plain["tool_choice"], "auto");
+  EXPECT_EQ(plain["parallel_tool_calls"], true);
+  const Json tools =
+      Json::parse(R"([{"type":"function","name":"f","description":"line\nbreak","parameters":{"type":"object"}}])");
+  const auto body = [&](const char* choice, bool stream) {
+    return fmt::format(
+        "{{\"model\":\"tiny\",\"input\":\"hi\",\"parallel_tool_calls\":false,\"stream\":{},\n "
+        "\"tools\":{},\n\"tool_choice\":{}}}",
+        stream, tools.dump(2), choice);
+  };
+  for (const char* choice : {"\"none\"", "{\"type\": \"function\",\n\"name\": \"f\"}"}) {
+    const Json answer = ok(post("/v1/responses", body(choice, false)));
+    EXPECT_EQ(answer["tools"], tools);
+    EXPECT_EQ(answer["tool_choice"], Json::parse(choice));
+    EXPECT_EQ(answer["parallel_tool_calls"], false);
+    const auto events = named_events(post("/v1/responses", body(choice, true)).body);
+    ASSERT_FALSE(events.empty());
+    for (const Event& event : {events.front(), events.back()}) {
+      for (const char* key : {"tools", "tool_choice", "parallel_tool_calls"}) {
+        EXPECT_EQ(event.data["response"][key], answer[key]) << event.name;
+      }
+    }
+  }
+}
+
 TEST_F(Dialects, ResponseConversationAndErrors) {
   say("x");
   const Json answer =
@@ -384,6 +445,17 @@ TEST_F(Dialects, ResponseConversationAndErrors) {
         R"("input":"x","tools":[{"type":"web_search"}])", R"("input":[{"type":"mystery"}])"}) {
     EXPECT_EQ(post("/v1/responses", fmt::format(R"({{"model":"tiny",{}}})", fields)).status, 400) << fields;
   }
+  for (const auto& [item, param] : {std::pair(R"({"role":"user"})", "input[0].content"),
+                                    std::pair(R"({"type":"function_call_output","call_id":"c"})", "input[0].output"),
+                                    std::pair(R"({"type":"mystery"})", "input[0].type")}) {
+    const Json error =
+        Json::parse(post("/v1/responses", fmt::format(R"({{"model":"tiny","input":[{}]}})", item)).body)["error"];
+    EXPECT_EQ(error["param"], param) << error;
+  }
+  const std::string text(5000, 'x');
+  const HttpAnswer full = post("/v1/responses", fmt::format(R"({{"model":"tiny","input":"{}"}})", text));
+  EXPECT_EQ(Json::parse(full.body)["error"]["code"], "context_length_exceeded");
+  EXPECT_EQ(Json::parse(full.body)["error"]["param"], "input");
 }
 
 }  // namespace

@@ -215,14 +215,16 @@ TEST_F(Errors, MethodsLengthsAndTypes) {
     client.send(text);
     return client.read_answer();
   };
-  error_of(raw("POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\n\r\n"), 411);
-  error_of(raw("POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\nContent-Type: text/plain\r\n\r\n{}"),
+  error_of(raw("POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n\r\n"), 411);
+  error_of(raw("POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\nContent-Type: "
+               "text/plain\r\n\r\n{}"),
            415);
-  error_of(raw("POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}"), 415);
-  error_of(raw("POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Encoding: gzip\r\n"
+  error_of(raw("POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}"), 415);
+  error_of(raw("POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
+               "application/json\r\nContent-Encoding: gzip\r\n"
                "Content-Length: 2\r\n\r\n{}"),
            415);
-  error_of(raw("POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 99999999999\r\nContent-Type: "
+  error_of(raw("POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999\r\nContent-Type: "
                "application/json\r\n\r\n"),
            413);
   error_of(raw("NONSENSE\r\n\r\n"), 400);
@@ -318,6 +320,50 @@ TEST_F(Errors, Cors) {
 
 TEST_F(Errors, WithoutCorsOthersAreNotLetIn) {
   EXPECT_EQ(get("/v1/models", "Origin: http://localhost\r\n").header("access-control-allow-origin"), "");
+}
+
+HttpAnswer ask_host(uint16_t port, std::string_view host, std::string_view path = "/v1/models") {
+  HttpClient client(port);
+  client.send(
+      fmt::format("GET {} HTTP/1.1\r\n{}{}{}\r\n", path, host.empty() ? "" : "Host: ", host, host.empty() ? "" : "\r\n"));
+  return client.read_answer();
+}
+
+TEST_F(Errors, OnALoopbackAddressForeignNamesInHostAreRefused) {
+  start();
+  for (const char* host : {"localhost", "LocalHost:8080", "app.localhost:1", "localhost.", "127.0.0.1", "192.168.1.7:8080",
+                           "[::1]", "[fe80::1]:8080", ""}) {
+    EXPECT_EQ(ask_host(service_->port(), host).status, 200) << host;
+  }
+  for (const char* host : {"evil.example", "evil.example:8080", "localhost.evil.example", "notlocalhost",
+                           "127.0.0.1.evil.example", "1.2.3", "[::1].evil.example", "[evil]", "[::1", "::1", ":8080"}) {
+    for (const char* path : {"/v1/models", "/", "/metrics", "/health"}) {
+      const Json error = error_of(ask_host(service_->port(), host, path), 403);
+      EXPECT_EQ(error["type"], "permission_error");
+      EXPECT_THAT(error["message"].get<std::string>(), HasSubstr("Host header"));
+    }
+  }
+  EXPECT_THAT(ask_host(service_->port(), "evil.example:80").body, HasSubstr("--allowed-host evil.example\""));
+  EXPECT_EQ(Json::parse(ask_host(service_->port(), "evil.example", "/v1/messages").body)["type"], "error");
+  HttpClient old(service_->port());
+  old.send("GET /v1/models HTTP/1.0\r\n\r\n");
+  EXPECT_EQ(old.read_answer().status, 200);
+}
+
+TEST_F(Errors, HostsThatTheOperatorAllows) {
+  start([](Context& context) { context.options.allowed_hosts = {"llm.Example.org", "box"}; });
+  for (const char* host : {"llm.example.org", "LLM.example.org:443", "box", "localhost"}) {
+    EXPECT_EQ(ask_host(service_->port(), host).status, 200) << host;
+  }
+  EXPECT_EQ(ask_host(service_->port(), "a.llm.example.org").status, 403);
+}
+
+TEST_F(Errors, OnOtherAddressesTheHostIsCheckedOnDemandOnly) {
+  start({}, [](http::Options& o) { o.host = "0.0.0.0"; });
+  EXPECT_EQ(ask_host(service_->port(), "evil.example").status, 200);
+  start([](Context& context) { context.options.allowed_hosts = {"box"}; }, [](http::Options& o) { o.host = "0.0.0.0"; });
+  EXPECT_EQ(ask_host(service_->port(), "evil.example").status, 403);
+  EXPECT_EQ(ask_host(service_->port(), "box").status, 200);
 }
 
 TEST_F(Errors, NestedFieldsOfSchemasDoNotLookLikePaths) {

@@ -1,8 +1,14 @@
-// The table of routes, and what is decided before a body is read: CORS, key, route, method, content type, draining.
+// The table of routes, and what is decided before a body is read: Host, CORS, key, route, method, type, draining.
 #include "k3/server/api/service.h"
+
+#include <arpa/inet.h>
 
 #include <algorithm>
 #include <array>
+#include <chrono>
+#include <condition_variable>
+#include <optional>
+#include <thread>
 
 #include "k3/base/log.h"
 #include "k3/server/api/routes/routes.h"
@@ -40,6 +46,8 @@ constexpr std::array kRoutes = {
     RouteEntry{"GET", "/v1/metrics", metrics, false, true},
     RouteEntry{"GET", "/v1/version", version},
 };
+
+constexpr size_t kMostShownBytes = 200;  // of what a client sent, in messages
 
 bool path_fits(const RouteEntry& route, std::string_view path, std::string& rest) {
   constexpr std::string_view kBase = "/v1";
@@ -83,14 +91,18 @@ bool same_key(std::string_view given, std::string_view key) {
   return different == 0;
 }
 
+std::string lower(std::string_view text) {
+  std::string out(text);
+  std::transform(out.begin(), out.end(), out.begin(), [](char c) { return c >= 'A' && c <= 'Z' ? c + 32 : c; });
+  return out;
+}
+
 bool has_key(const http::RequestHead& head, const std::vector<std::string>& keys) {
   std::string_view given = head.header("x-api-key");
   const std::string_view authorization = head.header("authorization");
   constexpr std::string_view kBearer = "bearer ";
   if (authorization.size() > kBearer.size()) {
-    std::string scheme(authorization.substr(0, kBearer.size()));
-    std::transform(scheme.begin(), scheme.end(), scheme.begin(), [](char c) { return c >= 'A' && c <= 'Z' ? c + 32 : c; });
-    if (scheme == kBearer) given = authorization.substr(kBearer.size());
+    if (lower(authorization.substr(0, kBearer.size())) == kBearer) given = authorization.substr(kBearer.size());
   }
   bool found = false;
   for (const std::string& key : keys) found = same_key(given, key) || found;
@@ -109,18 +121,70 @@ bool origin_allowed(std::string_view origin, std::string_view rule) {
   return host == "localhost" || host == "127.0.0.1" || host == "[::1]";
 }
 
+// The name in a Host header, without port and final dot.
+std::string host_name(std::string_view host) {
+  const size_t bracket = host.starts_with('[') ? host.find("]:") : std::string_view::npos;
+  if (host.starts_with('[')) return std::string(host.substr(0, bracket == std::string_view::npos ? bracket : bracket + 1));
+  std::string name = lower(host.substr(0, host.rfind(':')));
+  if (name.ends_with('.')) name.pop_back();
+  return name;
+}
+
+bool is_address(const std::string& name) {
+  in6_addr bytes;
+  if (!name.starts_with('[')) return ::inet_pton(AF_INET, name.c_str(), &bytes) == 1;
+  return name.ends_with(']') && ::inet_pton(AF_INET6, name.substr(1, name.size() - 2).c_str(), &bytes) == 1;
+}
+
+// A page of evil.example whose name suddenly leads to this machine is of the same origin as we are, for its browser: no CORS
+// holds it back, but its name still stands in Host. An address there leads nowhere else. Programs may leave Host out.
+bool host_allowed(std::string_view host, const std::vector<std::string>& allowed) {
+  if (host.empty()) return true;
+  const std::string name = host_name(host);
+  if (name == "localhost" || name.ends_with(".localhost") || is_address(name)) return true;
+  return std::any_of(allowed.begin(), allowed.end(), [&](const std::string& other) { return lower(other) == name; });
+}
+
 bool is_json(std::string_view content_type) {
-  std::string type(content_type.substr(0, content_type.find(';')));
+  std::string type = lower(content_type.substr(0, content_type.find(';')));
   while (!type.empty() && type.back() == ' ') type.pop_back();
-  std::transform(type.begin(), type.end(), type.begin(), [](char c) { return c >= 'A' && c <= 'Z' ? c + 32 : c; });
   return type == "application/json";
 }
+
+// Looks after silent streams.
+class Pinger {
+ public:
+  Pinger(std::shared_ptr<LiveAnswers> answers, double ping_seconds) {
+    const std::chrono::duration<double> pause(std::min(1.0, ping_seconds / 2));
+    thread_ = std::thread([this, answers = std::move(answers), pause] {
+      std::unique_lock lock(mutex_);
+      while (!changed_.wait_for(lock, pause, [this] { return stop_; })) answers->ping_all();
+    });
+  }
+  Pinger(const Pinger&) = delete;
+  ~Pinger() {
+    {
+      const std::lock_guard lock(mutex_);
+      stop_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool stop_ = false;
+  std::thread thread_;
+};
 
 }  // namespace
 
 struct Service::Impl : std::enable_shared_from_this<Service::Impl> {
   std::shared_ptr<Context> context;
+  bool check_host = false;
   std::atomic<bool> draining{false};
+  std::optional<Pinger> pinger;
   std::unique_ptr<http::Server> server;
   std::atomic<http::Server*> live{nullptr};  // server, while requests may ask it something
 
@@ -165,6 +229,18 @@ http::Gate Service::Impl::gate(const http::RequestHead& head) const {
         {"Access-Control-Expose-Headers", "x-request-id, X-Msh-Usage-Prompt-Tokens, X-Msh-Usage-Cached-Tokens"});
     if (!any) gate.headers.push_back({"Vary", "Origin"});
   }
+  const bool anthropic = head.path.starts_with("/v1/messages") || head.path.starts_with("/messages");
+  const Envelope envelope = anthropic ? Envelope::anthropic : Envelope::openai;
+  if (const std::string_view host = head.header("host"); check_host && !host_allowed(host, context->options.allowed_hosts)) {
+    const std::string name = host_name(host.substr(0, kMostShownBytes));
+    gate.response = error_response(
+        status_error(
+            403, fmt::format("the Host header names '{0}', which this server does not go by; ask localhost or an address, "
+                             "or start it with --allowed-host {0}",
+                             name)),
+        envelope);
+    return gate;
+  }
   if (head.method == "OPTIONS") {
     if (cors) {
       gate.headers.push_back({"Access-Control-Allow-Methods", "GET, POST, OPTIONS"});
@@ -193,8 +269,7 @@ http::Gate Service::Impl::gate(const http::RequestHead& head) const {
     }
   }
   if (const auto error = refuse(head, found)) {
-    const bool anthropic = head.path.starts_with("/v1/messages") || head.path.starts_with("/messages");
-    gate.response = error_response(*error, anthropic ? Envelope::anthropic : Envelope::openai);
+    gate.response = error_response(*error, envelope);
     if (error->status == 405) gate.response->headers.push_back({"Allow", found.allowed});
   }
   return gate;
@@ -218,12 +293,14 @@ void Service::Impl::handle(http::Request request, std::shared_ptr<http::Exchange
 Service::Service(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Service::~Service() {
   impl_->live = nullptr;
+  impl_->pinger.reset();
   impl_->server.reset();
 }
 
 Result<std::unique_ptr<Service>> Service::start(Context context, http::Options http) {
   auto impl = std::make_shared<Impl>();
   impl->context = std::make_shared<Context>(std::move(context));
+  impl->check_host = http::is_loopback(http.host) || !impl->context->options.allowed_hosts.empty();
   Impl* raw = impl.get();  // its server ends before it
   http.gate = [raw](const http::RequestHead& head) { return raw->gate(head); };
   http.handler = [raw](http::Request request, std::shared_ptr<http::Exchange> exchange) {
@@ -242,10 +319,13 @@ Result<std::unique_ptr<Service>> Service::start(Context context, http::Options h
     const bool told = answer_told || (found.route != nullptr && found.route->generates && (status == 200 || status == 499));
     if (told || !raw->context->log || (found.route != nullptr && found.route->open)) return;
     raw->context->log(fmt::format("{} {} {} {} {:.1f} ms", head.request_id.empty() ? "-" : head.request_id,
-                                  head.method.empty() ? "-" : head.method, head.path.substr(0, 200), status, seconds * 1e3));
+                                  head.method.empty() ? "-" : head.method, head.path.substr(0, kMostShownBytes), status,
+                                  seconds * 1e3));
   };
   K3_TRY_ASSIGN(impl->server, http::Server::start(std::move(http)));
   impl->live = impl->server.get();
+  const double ping_seconds = impl->context->options.ping_seconds;
+  if (ping_seconds > 0) impl->pinger.emplace(impl->context->answers, ping_seconds);
   return std::unique_ptr<Service>(new Service(std::move(impl)));
 }
 

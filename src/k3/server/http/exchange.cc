@@ -6,9 +6,9 @@
 namespace k3::http {
 namespace {
 
-// Lets the io thread look at the output; one post at a time is enough.
-void wake(Exchange::State& state) {
-  if (state.wake_posted || !state.wake) return;
+// Lets the io thread look at the output; one post at a time is enough. Pieces of a stream wait for the next write due.
+void wake(Exchange::State& state, bool piece = false) {
+  if (state.wake_posted || !state.wake || (piece && state.paced)) return;
   state.wake_posted = true;
   state.wake();
 }
@@ -79,7 +79,7 @@ bool Exchange::write(std::string_view text) {
     return false;
   }
   append_chunk(s, s.pending, text);
-  wake(s);
+  wake(s, true);
   return true;
 }
 

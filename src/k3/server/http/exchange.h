@@ -27,6 +27,7 @@ struct Exchange::State {
   bool told = false;
   bool started = false, streaming = false, finished = false, aborted = false, gone = false, cut_off = false;
   bool wake_posted = false;
+  bool paced = false;  // a timer of the connection will look at the output
   std::function<void()> wake;  // posts to the io thread; empty once the connection is done with the exchange
   std::function<void()> on_gone;
 };

@@ -134,7 +134,7 @@ class HttpClient {
 
   HttpAnswer ask(std::string_view method, std::string_view target, std::string_view body = {},
                  std::string_view headers = {}) {
-    std::string text = fmt::format("{} {} HTTP/1.1\r\nHost: test\r\n{}", method, target, headers);
+    std::string text = fmt::format("{} {} HTTP/1.1\r\nHost: localhost\r\n{}", method, target, headers);
     if (method == "POST") text += fmt::format("Content-Type: application/json\r\nContent-Length: {}\r\n", body.size());
     send(text + "\r\n" + std::string(body));
     return read_answer(method == "HEAD");

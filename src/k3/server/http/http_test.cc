@@ -272,6 +272,20 @@ TEST_F(Http, AReaderThatStopsIsCutOffAfterAWhile) {
   EXPECT_EQ(server_->stats().cut_off, 1);
 }
 
+TEST_F(Http, ThePaceOfAStreamHoldsBackPiecesButNotItsEnd) {
+  start([](Options& o) { o.limits.pace_seconds = 3600; });
+  HttpClient client(port());
+  client.send("GET /hold HTTP/1.1\r\nHost: a\r\n\r\n");
+  const auto exchange = held();
+  exchange->begin_stream(200, "text/event-stream", {});
+  for (int i = 0; i < 100; ++i) EXPECT_TRUE(exchange->write("data: x\n\n"));
+  exchange->finish();
+  const HttpAnswer answer = client.read_answer();
+  EXPECT_TRUE(answer.complete);
+  EXPECT_EQ(answer.body.size(), 900u);
+  EXPECT_EQ(client.ask("GET", "/echo").status, 200);  // the timer of the stream that is over disturbs nobody
+}
+
 TEST_F(Http, AbortedStreamsEndWithoutTheirEnd) {
   start();
   HttpClient client(port());

@@ -68,6 +68,10 @@ std::string new_request_id() {
   return fmt::format("req-{:016x}{:08x}", kStart, next.fetch_add(1) & 0xffffffffU);
 }
 
+bool is_loopback(std::string_view address) {
+  return address == "localhost" || address == "::1" || address.starts_with("127.") || address.starts_with("::ffff:127.");
+}
+
 std::optional<std::string> decode_path(std::string_view raw) {
   std::string out;
   for (size_t i = 0; i < raw.size(); ++i) {

@@ -77,7 +77,7 @@ namespace {
 class Connection : public std::enable_shared_from_this<Connection> {
  public:
   Connection(std::shared_ptr<Server::Impl> server, tcp::socket socket)
-      : server_(std::move(server)), socket_(std::move(socket)), timer_(server_->io) {
+      : server_(std::move(server)), socket_(std::move(socket)), timer_(server_->io), pace_(server_->io) {
     error_code ec;
     socket_.set_option(tcp::no_delay(true), ec);
     if (const int bytes = limits().send_buffer_bytes; bytes > 0) {
@@ -114,6 +114,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void watch();
   void on_watch(error_code ec);
   void write_some();
+  void written();
   void answered();
   void linger();
   void discard(const std::shared_ptr<std::array<char, 4096>>& bytes);
@@ -124,6 +125,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   tcp::socket socket_;
   asio::steady_timer timer_;
   uint64_t timer_round_ = 0;
+  asio::steady_timer pace_;
   beast::flat_buffer buffer_{kReadBytes};
   std::optional<Parser> parser_;
   std::string remote_;
@@ -158,6 +160,7 @@ void Connection::close() {
   if (phase_ == Phase::closed) return;
   phase_ = Phase::closed;
   set_timer(0, {});
+  pace_.cancel();  // nothing may keep a server that stops waiting
   error_code ec;
   socket_.close(ec);
   if (server_->connections.erase(shared_from_this()) > 0) --server_->open;
@@ -355,7 +358,7 @@ void Connection::flush() {
   bool cut_off = false, abort = false;
   {
     const std::lock_guard lock(exchange_->mutex);
-    exchange_->wake_posted = false;
+    exchange_->wake_posted = exchange_->paced = false;
     cut_off = exchange_->cut_off;
     abort = exchange_->aborted;
     if (!cut_off && !writing_) {
@@ -378,22 +381,40 @@ void Connection::flush() {
 }
 
 void Connection::write_some() {
+  const auto rest = [this] { return asio::buffer(out_.data() + out_done_, out_.size() - out_done_); };
+  const auto count = [this](size_t bytes) {
+    out_done_ += bytes;
+    const std::lock_guard lock(exchange_->mutex);
+    exchange_->in_flight_bytes = out_.size() - out_done_;
+  };
+  // What the send buffer takes goes at once, without timer and handler.
+  error_code ec;
+  count(socket_.write_some(rest(), ec));
+  if (ec && ec != asio::error::would_block) return client_gone(false);
+  if (out_done_ == out_.size()) return written();
   writing_ = true;
   set_timer(limits().stalled_seconds, [this] { client_gone(true); });
-  const auto rest = asio::buffer(out_.data() + out_done_, out_.size() - out_done_);
-  socket_.async_write_some(rest, [self = shared_from_this()](error_code ec, size_t bytes) {
+  socket_.async_write_some(rest(), [self = shared_from_this(), count](error_code failed, size_t bytes) {
     self->writing_ = false;
     if (self->phase_ != Phase::handled) return;
-    if (ec) return self->client_gone(false);
-    self->out_done_ += bytes;
-    {
-      const std::lock_guard lock(self->exchange_->mutex);
-      self->exchange_->in_flight_bytes = self->out_.size() - self->out_done_;
-    }
-    if (self->out_done_ < self->out_.size()) return self->write_some();
+    if (failed) return self->client_gone(false);
+    count(bytes);
     self->set_timer(0, {});
-    self->flush();
+    if (self->out_done_ < self->out_.size()) return self->write_some();
+    self->written();
   });
+}
+
+// The next pieces of a stream wait a moment for those that follow at once.
+void Connection::written() {
+  bool paced = false;
+  {
+    const std::lock_guard lock(exchange_->mutex);
+    paced = exchange_->paced = exchange_->streaming && !exchange_->finished && !exchange_->cut_off;
+  }
+  if (!paced) return flush();
+  pace_.expires_after(duration(limits().pace_seconds));
+  pace_.async_wait([self = shared_from_this()](error_code) { self->flush(); });
 }
 
 void Connection::end_exchange(int status) {

@@ -184,18 +184,18 @@ class ChatGrammar {
                    b_.literal("\" type=\""), b_.alt(std::move(kinds)), b_.literal("argument"), sep()});
   }
 
-  // Nothing is asked of the text; only the tools section is: every token may come until it opens.
+  // Nothing is asked of the text; only the tools section is: every token may come until it opens. Inside a response and
+  // between elements the same may follow.
   RuleId watched(OpenChannel start, RuleId section) {
-    const RuleId think = b_.rule("think"), message = b_.rule("message"), response = b_.rule("response");
-    const Expr element = b_.seq({open(), b_.alt({b_.seq({b_.literal("response"), sep(), b_.call(response)}),
+    const RuleId think = b_.rule("think"), message = b_.rule("message");
+    const Expr element = b_.seq({open(), b_.alt({b_.seq({b_.literal("response"), sep(), b_.call(message)}),
                                                  b_.seq({b_.literal("think"), sep(), b_.call(think)}),
                                                  b_.seq({b_.literal("tools"), sep(), b_.call(section)})})});
     const Expr text = b_.free_text(true);
     const Expr over = end("message"), next = b_.call(message);
     b_.define(think, b_.seq({text, b_.alt({b_.seq({end("think"), next}), element, over})}));
-    b_.define(response, b_.seq({text, b_.alt({b_.seq({end("response"), next}), element, over})}));
     b_.define(message, b_.seq({text, b_.alt({b_.seq({end("response"), next}), element, over})}));
-    return start == OpenChannel::think ? think : response;
+    return start == OpenChannel::think ? think : message;
   }
 
   Builder& b_;

@@ -33,6 +33,9 @@ enum Types : unsigned {
   kAnyType = 127,
 };
 
+// The types that the keywords of a schema speak of: those that it restricts, and that it means when it has no `type`.
+unsigned implied_types(const JsonNode& schema);
+
 // How a string is written: json between quotes, raw up to `end` (one byte or token).
 struct StringStyle {
   Encoding encoding = Encoding::json;
@@ -98,9 +101,9 @@ class SchemaCompiler {
   Result<const JsonNode*> resolve(const JsonNode& node, const std::string& ref) const;
   Result<std::vector<List>> branches(const List& list, bool& none);  // of the first anyOf or oneOf
   Result<Leaf> leaf_of(const List& flat);
-  Result<bool> exclude(const JsonNode& a, const JsonNode& b, bool objects);
+  Result<bool> exclude(const Leaf& x, const Leaf& y, bool objects);
   static bool is_typed(const Leaf& leaf);
-  Result<Leaf> plain_leaf(const JsonNode& branch, bool& plain);
+  Result<Leaf> plain_leaf(const JsonNode& branch);
 
   // schema_scalar.cc
   Result<Expr> leaf_value(const Leaf& leaf, unsigned types, const StringStyle& style);

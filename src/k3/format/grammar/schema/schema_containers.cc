@@ -183,8 +183,11 @@ Result<TextDfa> SchemaCompiler::legal_names(const Leaf& leaf) {
   for (const Item& item : leaf.nodes) {
     const JsonNode* rule = item.node->find("propertyNames");
     if (rule == nullptr) continue;
-    bool plain = false, any = false;
-    K3_TRY_ASSIGN(const Leaf name, plain_leaf(*rule, plain));
+    bool any = false;
+    K3_TRY_ASSIGN(const Leaf name, plain_leaf(*rule));
+    const bool plain = std::none_of(name.nodes.begin(), name.nodes.end(), [](const Item& part) {
+      return part.node->find("anyOf") != nullptr || part.node->find("oneOf") != nullptr;
+    });
     if (!plain) return bad(*item.node, "propertyNames", "with alternatives is not supported");
     if (name.never || (name.types & kString) == 0) return TextDfa();
     K3_TRY_ASSIGN(TextDfa keys, patterns(name, any));

@@ -43,27 +43,6 @@ unsigned type_of_name(std::string_view name) {
   return 0;
 }
 
-// A schema without `type` means the types that its keywords speak of.
-unsigned implied_types(const JsonNode& node) {
-  unsigned out = 0;
-  for (const std::string& key : node.keys) {
-    for (const char* word : {"properties", "required", "additionalProperties", "patternProperties", "propertyNames",
-                             "minProperties", "maxProperties"}) {
-      if (key == word) out |= kObject;
-    }
-    for (const char* word : {"items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems"}) {
-      if (key == word) out |= kArray;
-    }
-    for (const char* word : {"pattern", "minLength", "maxLength", "format"}) {
-      if (key == word) out |= kString;
-    }
-    for (const char* word : {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}) {
-      if (key == word) out |= kNumber;
-    }
-  }
-  return out;
-}
-
 unsigned type_of_value(const JsonNode& value) {
   switch (value.kind) {
     case JsonNode::Kind::null: return kNull;
@@ -89,6 +68,26 @@ std::set<std::string> canonical_values(const std::vector<const JsonNode*>& value
 }
 
 }  // namespace
+
+unsigned implied_types(const JsonNode& node) {
+  unsigned out = 0;
+  for (const std::string& key : node.keys) {
+    for (const char* word : {"properties", "required", "additionalProperties", "patternProperties", "propertyNames",
+                             "minProperties", "maxProperties"}) {
+      if (key == word) out |= kObject;
+    }
+    for (const char* word : {"items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems"}) {
+      if (key == word) out |= kArray;
+    }
+    for (const char* word : {"pattern", "minLength", "maxLength", "format"}) {
+      if (key == word) out |= kString;
+    }
+    for (const char* word : {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}) {
+      if (key == word) out |= kNumber;
+    }
+  }
+  return out;
+}
 
 Status SchemaCompiler::check_keywords(const JsonNode& node) const {
   for (const std::string_view word : kRefused) {
@@ -192,9 +191,15 @@ Result<std::vector<SchemaCompiler::List>> SchemaCompiler::branches(const List& f
         // What holds beside the branches may say that all of them are objects.
         K3_TRY_ASSIGN(const Leaf beside, leaf_of(flat));
         const bool objects = beside.types == kObject && is_typed(beside);
-        for (size_t a = 0; a < choices->items.size(); ++a) {
-          for (size_t b = a + 1; b < choices->items.size(); ++b) {
-            K3_TRY_ASSIGN(const bool apart, exclude(choices->items[a], choices->items[b], objects));
+        std::vector<Leaf> leaves;
+        for (const JsonNode& branch : choices->items) {
+          K3_TRY_ASSIGN(Leaf leaf, plain_leaf(branch));
+          leaves.push_back(std::move(leaf));
+        }
+        for (size_t a = 0; a < leaves.size(); ++a) {
+          for (size_t b = a + 1; b < leaves.size(); ++b) {
+            if (++steps_ > kMaxSteps) return bad(node, word, "the alternatives are too many", Code::exhausted);
+            K3_TRY_ASSIGN(const bool apart, exclude(leaves[a], leaves[b], objects));
             if (apart) continue;
             return bad(node, word,
                        fmt::format("branches {} and {} cannot be told apart by type, by a constant or by a required "
@@ -267,15 +272,12 @@ Result<SchemaCompiler::Leaf> SchemaCompiler::leaf_of(const List& flat) {
   return leaf;
 }
 
-// A branch as one leaf, when it has no alternatives inside.
-Result<SchemaCompiler::Leaf> SchemaCompiler::plain_leaf(const JsonNode& branch, bool& plain) {
+// What a branch says beside its own anyOf and oneOf, which can only narrow it.
+Result<SchemaCompiler::Leaf> SchemaCompiler::plain_leaf(const JsonNode& branch) {
   List flat;
   Path path;
   bool never = false;
   K3_TRY(flatten({&branch, 0}, flat, path, never));
-  plain = std::none_of(flat.begin(), flat.end(), [](const Item& item) {
-    return item.node->find("anyOf") != nullptr || item.node->find("oneOf") != nullptr;
-  });
   K3_TRY_ASSIGN(Leaf leaf, leaf_of(flat));
   leaf.never = never;
   return leaf;
@@ -288,10 +290,7 @@ bool SchemaCompiler::is_typed(const Leaf& leaf) {
 }
 
 // No value satisfies both. objects: only objects count.
-Result<bool> SchemaCompiler::exclude(const JsonNode& a, const JsonNode& b, bool objects) {
-  bool plain_a = false, plain_b = false;
-  K3_TRY_ASSIGN(const Leaf x, plain_leaf(a, plain_a));
-  K3_TRY_ASSIGN(const Leaf y, plain_leaf(b, plain_b));
+Result<bool> SchemaCompiler::exclude(const Leaf& x, const Leaf& y, bool objects) {
   if (x.never || y.never) return true;
   if (is_typed(x) && is_typed(y) && (x.types & y.types) == 0) return true;
   const auto apart = [](const std::vector<const JsonNode*>& p, const std::vector<const JsonNode*>& q) {
@@ -331,9 +330,8 @@ Result<bool> SchemaCompiler::exclude(const JsonNode& a, const JsonNode& b, bool 
         const JsonNode* p = property(*one, name.text);
         const JsonNode* q = property(*two, name.text);
         if (p == nullptr || q == nullptr || !requires_key(*two, name.text)) continue;
-        bool plain = false;
-        K3_TRY_ASSIGN(const Leaf of_p, plain_leaf(*p, plain));
-        K3_TRY_ASSIGN(const Leaf of_q, plain_leaf(*q, plain));
+        K3_TRY_ASSIGN(const Leaf of_p, plain_leaf(*p));
+        K3_TRY_ASSIGN(const Leaf of_q, plain_leaf(*q));
         if (of_p.values && of_q.values && apart(*of_p.values, *of_q.values)) return true;
       }
     }

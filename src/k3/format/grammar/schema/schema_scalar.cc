@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "k3/base/utf8.h"
 #include "k3/format/grammar/schema/schema_compiler.h"
 #include "k3/format/grammar/text/formats.h"
 #include "k3/format/grammar/text/regex.h"
@@ -22,30 +23,7 @@ Result<Expr> SchemaCompiler::leaf_value(const Leaf& leaf, unsigned types, const 
   types &= leaf.types;
   if (leaf.values) return literals(leaf, types, style);
   if (types == kAnyType && style.encoding == Encoding::json) {
-    constexpr std::string_view kWords[] = {"additionalProperties",
-                                           "patternProperties",
-                                           "propertyNames",
-                                           "minProperties",
-                                           "maxProperties",
-                                           "properties",
-                                           "required",
-                                           "items",
-                                           "prefixItems",
-                                           "minItems",
-                                           "maxItems",
-                                           "additionalItems",
-                                           "pattern",
-                                           "minLength",
-                                           "maxLength",
-                                           "format",
-                                           "minimum",
-                                           "maximum",
-                                           "exclusiveMinimum",
-                                           "exclusiveMaximum",
-                                           "multipleOf"};
-    const auto restricts = [&](const Item& item) {
-      return std::any_of(std::begin(kWords), std::end(kWords), [&](auto word) { return item.node->find(word) != nullptr; });
-    };
+    const auto restricts = [](const Item& item) { return implied_types(*item.node) != 0; };
     if (std::none_of(leaf.nodes.begin(), leaf.nodes.end(), restricts)) return b_.call(any_value());
   }
   std::vector<Expr> parts;
@@ -98,9 +76,7 @@ Result<Expr> SchemaCompiler::literals(const Leaf& leaf, unsigned types, const St
   K3_TRY_ASSIGN(const TextDfa pattern, patterns(leaf, patterned));
   uint64_t min = 0, max = 0;
   K3_TRY(lengths(leaf, min, max));
-  const auto length = [](std::string_view text) {
-    return static_cast<uint64_t>(std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; }));
-  };
+  const auto length = [](std::string_view text) { return static_cast<uint64_t>(utf8_length(text)); };
   K3_TRY_ASSIGN(const TextDfa numbers, number(leaf, kNumber));
   bool bounded = false;
   for (const Item& item : leaf.nodes) {
@@ -127,11 +103,7 @@ Result<Expr> SchemaCompiler::literals(const Leaf& leaf, unsigned types, const St
         const bool object = value->is_object();
         if ((types & (object ? kObject : kArray)) == 0) continue;
         for (const Item& item : leaf.nodes) {
-          const bool more = object
-                                ? has_any(*item.node, {"properties", "required", "additionalProperties", "patternProperties",
-                                                       "propertyNames", "minProperties", "maxProperties"})
-                                : has_any(*item.node, {"items", "prefixItems", "minItems", "maxItems"});
-          if (more)
+          if ((implied_types(*item.node) & (object ? kObject : kArray)) != 0)
             return bad(*item.node, "enum", "holds containers beside keywords that restrict them, which is not supported");
         }
         break;

@@ -47,6 +47,7 @@ class Answer : public std::enable_shared_from_this<Answer> {
   void send(const std::string& frames);
   void cancel_all(bool client_gone);
   void interrupt();
+  void ping();
   void log_line(int status);
 
   std::shared_ptr<const Context> context_;  // the engine may end requests after the server has gone
@@ -58,6 +59,7 @@ class Answer : public std::enable_shared_from_this<Answer> {
   size_t choices_each_ = 1;
 
   std::recursive_mutex mutex_;  // guards what follows: a request may end while the next is being submitted
+  Clock::time_point last_sent_;
   std::vector<RequestId> ids_;
   std::vector<bool> ended_;
   std::vector<Piece> pieces_;
@@ -70,9 +72,12 @@ class Answer : public std::enable_shared_from_this<Answer> {
 };
 
 void Answer::start() {
-  live_key_ = context_->answers->add([weak = weak_from_this()] {
-    if (const auto self = weak.lock()) self->interrupt();
-  });
+  const auto call = [weak = weak_from_this()](void (Answer::*member)()) {
+    return [weak, member] {
+      if (const auto self = weak.lock()) (*self.*member)();
+    };
+  };
+  live_key_ = context_->answers->add({.interrupt = call(&Answer::interrupt), .ping = call(&Answer::ping)});
   const size_t count = job_.requests.size();
   for (const Request& request : job_.requests) {  // before the first callback can look at them
     if (job_.keep_prompts) state_.prompts.push_back(request.prompt);
@@ -123,6 +128,14 @@ void Answer::interrupt() {
   cancel_all(false);
 }
 
+// Proxies and clients give silent connections up. Before the admission there is no stream yet: its head tells the cached
+// tokens.
+void Answer::ping() {
+  const Lock lock(mutex_);
+  const std::chrono::duration<double> silent = Clock::now() - last_sent_;
+  if (streaming_ && !answered_ && silent.count() >= context_->options.ping_seconds) send(std::string(job_.format.ping));
+}
+
 // The engine is called without our lock: its thread may be in one of our callbacks.
 void Answer::cancel_all(bool client_gone) {
   std::vector<RequestId> ids;
@@ -161,6 +174,7 @@ void Answer::send(const std::string& frames) {
   if (!streaming_) {
     early_ += frames;
   } else {
+    last_sent_ = Clock::now();
     exchange_->write(frames);  // when it fails, on_gone cancels
   }
 }

@@ -55,6 +55,7 @@ struct AnswerFormat {
   std::function<std::string(const AnswerState&, size_t choice)> end_choice;  // choices[choice].finish_reason() is set
   std::function<std::string(const AnswerState&, bool normal)> end;
   std::function<std::string(const AnswerState&)> whole;
+  std::string_view ping = ": ping\n\n";  // of a stream that has nothing to say
 };
 
 struct AnswerJob {

@@ -11,8 +11,8 @@ void begin_frame(JsonWriter& w, const AnswerState& state) {
 }
 
 // With continuous_usage_stats every frame says how far the answer has come.
-std::string end_frame(JsonWriter& w, const AnswerState& state, bool continuous) {
-  if (continuous) {
+std::string end_frame(JsonWriter& w, const AnswerState& state) {
+  if (state.generation.continuous_usage) {
     w.key("usage");
     write_usage(w, state.total());
   }
@@ -28,7 +28,7 @@ std::string begin(const AnswerState& state) {
     w.key("choices").begin_array().begin_object().field("index", static_cast<int64_t>(c));
     w.key("delta").begin_object().field("role", "assistant").field("content", "").end_object();
     w.key("finish_reason").null().end_object().end_array();
-    out += end_frame(w, state, state.generation.continuous_usage);
+    out += end_frame(w, state);
   }
   return out;
 }
@@ -67,7 +67,7 @@ std::string piece_frame(const AnswerState& state, size_t choice, const Piece& pi
     write_logprobs(w, piece.logprobs);
   }
   w.key("finish_reason").null().end_object().end_array();
-  return end_frame(w, state, state.generation.continuous_usage);
+  return end_frame(w, state);
 }
 
 std::string end_choice(const AnswerState& state, size_t choice) {
@@ -78,20 +78,10 @@ std::string end_choice(const AnswerState& state, size_t choice) {
   w.key("usage");
   write_usage(w, state.usage_of(choice));
   w.end_object().end_array();
-  return end_frame(w, state, state.generation.continuous_usage);
+  return end_frame(w, state);
 }
 
-std::string end(const AnswerState& state, bool normal) {
-  if (!normal) return {};
-  std::string out;
-  if (state.generation.include_usage) {
-    JsonWriter w;
-    begin_frame(w, state);
-    w.key("choices").begin_array().end_array();
-    out = end_frame(w, state, true);
-  }
-  return out + "data: [DONE]\n\n";
-}
+std::string end(const AnswerState& state, bool normal) { return end_frames(state, normal, begin_frame); }
 
 void write_message(JsonWriter& w, const ChoiceStream& choice) {
   const AssistantMessage message = choice.message();

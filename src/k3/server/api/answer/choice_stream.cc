@@ -18,11 +18,11 @@ StopCause cause_of(EndReason reason) {
   }
 }
 
-int64_t characters(std::string_view text) {
-  return std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<uint8_t>(c) & 0xc0) != 0x80; });
-}
-
 }  // namespace
+
+LogprobToken logprob_token(const Tokenizer& tokenizer, int32_t id, float logprob) {
+  return {std::string(tokenizer.bytes(id)), tokenizer.is_special(id), logprob};
+}
 
 std::string_view abnormal_finish(EndReason reason) {
   switch (reason) {
@@ -98,20 +98,15 @@ void ChoiceStream::note_logprob(const GeneratedToken& token) {
     if (open_entry_) complete_logprob();
     return;
   }
-  const auto describe = [&](int32_t id, float logprob) {
-    LogprobToken out;
-    out.control = tokenizer_->is_special(id);
-    out.bytes = tokenizer_->bytes(id);
-    out.logprob = logprob;
-    return out;
-  };
   if (!open_entry_) {
     open_entry_.emplace();
     open_entry_->text_offset = content_bytes_;
     open_entry_->char_offset = content_chars_;
-    open_entry_->token = describe(token.id, token.logprob);
+    open_entry_->token = logprob_token(*tokenizer_, token.id, token.logprob);
     if (token.top != nullptr) {
-      for (const TokenLogprob& other : *token.top) open_entry_->top.push_back(describe(other.id, other.logprob));
+      for (const TokenLogprob& other : *token.top) {
+        open_entry_->top.push_back(logprob_token(*tokenizer_, other.id, other.logprob));
+      }
     }
   } else {
     open_entry_->token.bytes += tokenizer_->bytes(token.id);
@@ -137,8 +132,8 @@ void ChoiceStream::take(std::vector<ChatEvent> events, std::vector<Piece>& out) 
       case ChatEvent::Kind::reasoning: emit({.kind = Piece::Kind::reasoning, .text = std::move(event.text)}, out); break;
       case ChatEvent::Kind::content:
         content_bytes_ += static_cast<int64_t>(event.text.size());
-        content_chars_ += characters(event.text);
-        content(match(event.text), out);
+        content_chars_ += utf8_length(event.text);
+        content(matcher_.push(event.text), out);
         break;
       case ChatEvent::Kind::call_start:
         emit_boundary(out);
@@ -159,25 +154,6 @@ void ChoiceStream::take(std::vector<ChatEvent> events, std::vector<Piece>& out) 
         if (options_.keep) assembler_.add(event);
     }
   }
-}
-
-// Byte by byte, so that it is known which stop string came.
-std::string ChoiceStream::match(std::string_view text) {
-  if (options_.stops.empty()) return matcher_.push(text);
-  size_t longest = 0;
-  for (const std::string& stop : options_.stops) longest = std::max(longest, stop.size());
-  std::string out;
-  for (size_t i = 0; i < text.size() && !matcher_.matched(); ++i) {
-    out += matcher_.push(text.substr(i, 1));
-    tail_.push_back(text[i]);
-    if (tail_.size() > longest) tail_.erase(0, tail_.size() - longest);
-  }
-  if (matcher_.matched() && matched_stop_.empty()) {
-    for (const std::string& stop : options_.stops) {
-      if (tail_.ends_with(stop) && stop.size() > matched_stop_.size()) matched_stop_ = stop;
-    }
-  }
-  return out;
 }
 
 void ChoiceStream::content(std::string text, std::vector<Piece>& out) {

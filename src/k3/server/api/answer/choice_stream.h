@@ -26,6 +26,7 @@ struct LogprobToken {
   bool control = false;  // a special token: it has no bytes
   float logprob = 0;
 };
+LogprobToken logprob_token(const Tokenizer& tokenizer, int32_t id, float logprob);
 
 // Of one emitted token; of several when they make up one code point together (the sum, and the alternatives to the first).
 struct LogprobEntry {
@@ -66,7 +67,7 @@ class ChoiceStream {
   bool thinking() const { return thinking_; }
   bool finished() const { return finished_; }
   const std::string& finish_reason() const { return finish_reason_; }
-  const std::string& matched_stop() const { return matched_stop_; }  // empty: none
+  const std::string& matched_stop() const { return matcher_.matched_stop(); }  // empty: none
   AssistantMessage message() const { return assembler_.message(); }
   const std::vector<LogprobEntry>& logprobs() const { return kept_logprobs_; }
   int64_t warnings() const { return parser_ ? parser_->warnings() : 0; }
@@ -75,7 +76,6 @@ class ChoiceStream {
   void note_logprob(const GeneratedToken& token);
   void complete_logprob();
   void take(std::vector<ChatEvent> events, std::vector<Piece>& out);
-  std::string match(std::string_view text);
   void content(std::string text, std::vector<Piece>& out);
   void emit(Piece piece, std::vector<Piece>& out);
   void emit_boundary(std::vector<Piece>& out);
@@ -87,7 +87,7 @@ class ChoiceStream {
   ChoiceOptions options_;
   bool thinking_ = false, boundary_done_ = false, finished_ = false;
   bool call_ended_ = false;
-  std::string finish_reason_, matched_stop_, tail_;
+  std::string finish_reason_;
   int64_t completion_tokens_ = 0;
   std::vector<int32_t> pending_ids_;
   int32_t last_id_ = -1;

@@ -10,13 +10,14 @@
 #include <string>
 #include <vector>
 
+#include "k3/format/json/json_tree.h"
 #include "k3/server/api/answer/answer.h"
 
 namespace k3::server {
 
 AnswerFormat chat_format();
 AnswerFormat text_format(bool echo);
-AnswerFormat responses_format();
+AnswerFormat responses_format(const JsonNode& request);  // says again which tools it was given
 AnswerFormat messages_format();
 
 }  // namespace k3::server

@@ -42,6 +42,8 @@ void write_message_head(JsonWriter& w, const AnswerState& state) {
   w.field("id", "msg_" + state.id).field("type", "message").field("role", "assistant").field("model", state.model);
 }
 
+constexpr std::string_view kPing = "event: ping\ndata: {\"type\":\"ping\"}\n\n";
+
 // The stream of one answer: which block is open.
 class Blocks {
  public:
@@ -53,7 +55,7 @@ class Blocks {
     write_stop(w, nullptr);
     write_usage_of(w, state.total());
     w.end_object().end_object();
-    return event("message_start", w) + "event: ping\ndata: {\"type\":\"ping\"}\n\n";
+    return event("message_start", w).append(kPing);
   }
 
   std::string piece(const Piece& piece) {
@@ -181,6 +183,7 @@ AnswerFormat messages_format() {
   format.end_choice = [blocks](const AnswerState& state, size_t) { return blocks->end(state); };
   format.end = [](const AnswerState&, bool) { return std::string(); };
   format.whole = whole;
+  format.ping = kPing;
   return format;
 }
 

@@ -28,6 +28,19 @@ std::string token_text(const LogprobToken& token) { return utf8_repair(token.byt
 
 std::string frame(const std::string& json) { return "data: " + json + "\n\n"; }
 
+std::string end_frames(const AnswerState& state, bool normal, void (*begin)(JsonWriter&, const AnswerState&)) {
+  if (!normal) return {};
+  std::string out;
+  if (state.generation.include_usage) {
+    JsonWriter w;
+    begin(w, state);
+    w.key("choices").begin_array().end_array().key("usage");
+    write_usage(w, state.total());
+    out = frame(w.end_object().text());
+  }
+  return out + "data: [DONE]\n\n";
+}
+
 void write_usage(JsonWriter& w, const Usage& usage) {
   w.begin_object().field("prompt_tokens", usage.prompt_tokens).field("completion_tokens", usage.completion_tokens);
   w.field("total_tokens", usage.prompt_tokens + usage.completion_tokens);

@@ -13,5 +13,7 @@ void write_logprobs(JsonWriter& w, const std::vector<LogprobEntry>& entries);  /
 double wire_logprob(float logprob);                                            // -inf is -9999.0
 std::string token_text(const LogprobToken& token);                             // valid UTF-8
 std::string frame(const std::string& json);                                    // "data: ...\n\n"
+// The last frames of a stream: usage when it was asked for, and [DONE]; none after an end that is not normal.
+std::string end_frames(const AnswerState& state, bool normal, void (*begin)(JsonWriter&, const AnswerState&));
 
 }  // namespace k3::server

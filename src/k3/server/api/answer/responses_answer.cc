@@ -50,8 +50,26 @@ void write_usage_of(JsonWriter& w, const Usage& usage) {
   w.field("total_tokens", usage.prompt_tokens + usage.completion_tokens).end_object();
 }
 
+// What the answer repeats of its request, as JSON on one line.
+struct Asked {
+  std::string tools = "[]", tool_choice = "\"auto\"", parallel_tool_calls = "true";
+};
+
+Asked asked_of(const JsonNode& request) {
+  Asked asked;
+  for (const auto& [name, out] : {std::pair("tools", &asked.tools), std::pair("tool_choice", &asked.tool_choice),
+                                  std::pair("parallel_tool_calls", &asked.parallel_tool_calls)}) {
+    const JsonNode* node = request.find_set(name);
+    if (node == nullptr) continue;
+    out->clear();
+    append_json(*out, *node, {.literal = true});
+  }
+  return asked;
+}
+
 // status: in_progress, completed, incomplete or failed.
-void write_response(JsonWriter& w, const AnswerState& state, std::string_view status, const std::vector<Item>& items) {
+void write_response(JsonWriter& w, const AnswerState& state, const Asked& asked, std::string_view status,
+                    const std::vector<Item>& items) {
   w.begin_object().field("id", "resp_" + state.id).field("object", "response").field("created_at", state.created);
   w.field("status", status).field("model", state.model).key("error");
   if (status == "failed") {
@@ -65,10 +83,11 @@ void write_response(JsonWriter& w, const AnswerState& state, std::string_view st
   } else {
     w.null();
   }
-  w.key("instructions").null().key("metadata").begin_object().end_object().field("parallel_tool_calls", true);
+  w.key("instructions").null().key("metadata").begin_object().end_object();
+  w.key("parallel_tool_calls").raw(asked.parallel_tool_calls);
   w.field("temperature", static_cast<double>(state.generation.sampling.temperature));
-  w.field("top_p", static_cast<double>(state.generation.sampling.top_p)).field("tool_choice", "auto");
-  w.key("tools").begin_array().end_array().key("output").begin_array();
+  w.field("top_p", static_cast<double>(state.generation.sampling.top_p));
+  w.key("tool_choice").raw(asked.tool_choice).key("tools").raw(asked.tools).key("output").begin_array();
   for (const Item& item : items) write_item(w, item);
   w.end_array();
   if (status == "in_progress") {
@@ -87,12 +106,14 @@ std::string_view status_of(const ChoiceStream& choice) {
 
 class Items {
  public:
+  explicit Items(Asked asked) : asked_(std::move(asked)) {}
+
   std::string begin(const AnswerState& state) {
     std::string out;
     for (const char* type : {"response.created", "response.in_progress"}) {
       JsonWriter w;
       head(w, type).key("response");
-      write_response(w, state, "in_progress", {});
+      write_response(w, state, asked_, "in_progress", {});
       out += finish(w, type);
     }
     return out;
@@ -124,7 +145,7 @@ class Items {
     const std::string type = "response." + std::string(status);
     JsonWriter w;
     head(w, type).key("response");
-    write_response(w, state, status, items_);
+    write_response(w, state, asked_, status, items_);
     out += finish(w, type);
     return out;
   }
@@ -212,11 +233,12 @@ class Items {
     return out;
   }
 
+  Asked asked_;
   std::vector<Item> items_;
   int64_t sequence_ = 0;
 };
 
-std::string whole(const AnswerState& state) {
+std::string whole(const AnswerState& state, const Asked& asked) {
   const AssistantMessage message = state.choices[0].message();
   std::vector<Item> items;
   const auto add = [&](Item::Kind kind, std::string_view prefix, std::string text) -> Item& {
@@ -236,20 +258,21 @@ std::string whole(const AnswerState& state) {
     item.name = call.name;
   }
   JsonWriter w;
-  write_response(w, state, status_of(state.choices[0]), items);
+  write_response(w, state, asked, status_of(state.choices[0]), items);
   return w.text();
 }
 
 }  // namespace
 
-AnswerFormat responses_format() {
-  const auto items = std::make_shared<Items>();
+AnswerFormat responses_format(const JsonNode& request) {
+  const Asked asked = asked_of(request);
+  const auto items = std::make_shared<Items>(asked);
   AnswerFormat format;
   format.begin = [items](const AnswerState& state) { return items->begin(state); };
   format.piece = [items](const AnswerState& state, size_t, const Piece& piece) { return items->piece(state, piece); };
   format.end_choice = [items](const AnswerState& state, size_t) { return items->end(state); };
   format.end = [](const AnswerState&, bool) { return std::string(); };
-  format.whole = whole;
+  format.whole = [asked](const AnswerState& state) { return whole(state, asked); };
   return format;
 }
 

@@ -16,14 +16,6 @@ std::string prompt_text(const AnswerState& state, size_t choice) {
   return text.ok() ? utf8_repair(*text) : std::string();
 }
 
-int64_t characters(std::string_view text) {
-  return std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<uint8_t>(c) & 0xc0) != 0x80; });
-}
-
-LogprobToken describe(const Tokenizer& tokenizer, int32_t id, float logprob) {
-  return {std::string(tokenizer.bytes(id)), tokenizer.is_special(id), logprob};
-}
-
 // Tokens of the prompt as entries; the first has no probability, which the reader writes as null.
 std::vector<LogprobEntry> prompt_entries(const AnswerState& state, size_t choice) {
   const size_t prompt = choice / static_cast<size_t>(state.generation.choices);
@@ -33,12 +25,12 @@ std::vector<LogprobEntry> prompt_entries(const AnswerState& state, size_t choice
   for (size_t i = 0; i < state.prompts[prompt].size(); ++i) {
     LogprobEntry entry;
     const bool has = i > 0 && i - 1 < known.size();
-    entry.token = describe(*state.tokenizer, state.prompts[prompt][i], has ? known[i - 1].logprob : 0);
+    entry.token = logprob_token(*state.tokenizer, state.prompts[prompt][i], has ? known[i - 1].logprob : 0);
     entry.char_offset = offset;
-    offset += characters(token_text(entry.token));
+    offset += utf8_length(token_text(entry.token));
     if (has) {
       for (const TokenLogprob& other : known[i - 1].top) {
-        entry.top.push_back(describe(*state.tokenizer, other.id, other.logprob));
+        entry.top.push_back(logprob_token(*state.tokenizer, other.id, other.logprob));
       }
     }
     out.push_back(std::move(entry));
@@ -110,19 +102,6 @@ std::string chunk(const AnswerState& state, size_t choice, std::string_view text
   return frame(w.text());
 }
 
-std::string end(const AnswerState& state, bool normal) {
-  if (!normal) return {};
-  std::string out;
-  if (state.generation.include_usage) {
-    JsonWriter w;
-    begin_body(w, state);
-    w.key("choices").begin_array().end_array().key("usage");
-    write_usage(w, state.total());
-    out = frame(w.end_object().text());
-  }
-  return out + "data: [DONE]\n\n";
-}
-
 std::string whole(const AnswerState& state, bool echo) {
   JsonWriter w;
   begin_body(w, state);
@@ -135,7 +114,7 @@ std::string whole(const AnswerState& state, bool echo) {
     if (state.generation.logprobs >= 0) {
       std::vector<LogprobEntry> entries = echo ? prompt_entries(state, c) : std::vector<LogprobEntry>();
       for (LogprobEntry entry : choice.logprobs()) {
-        entry.char_offset += characters(before);
+        entry.char_offset += utf8_length(before);
         entries.push_back(std::move(entry));
       }
       write_legacy(w, entries, echo ? 1 : 0, 0);
@@ -180,7 +159,7 @@ AnswerFormat text_format(bool echo) {
     if (echo && state.generation.logprobs >= 0) {
       bases->resize(state.choices.size(), -1);
       int64_t& known = (*bases)[choice];
-      if (known < 0) known = characters(prompt_text(state, choice));
+      if (known < 0) known = utf8_length(prompt_text(state, choice));
       base = known;
     }
     return late_echo(state, choice) + chunk(state, choice, piece.text, &piece.logprobs, 0, nullptr, base);
@@ -188,7 +167,7 @@ AnswerFormat text_format(bool echo) {
   format.end_choice = [late_echo](const AnswerState& state, size_t choice) {
     return late_echo(state, choice) + chunk(state, choice, "", nullptr, 0, &state.choices[choice].finish_reason(), 0);
   };
-  format.end = end;
+  format.end = [](const AnswerState& state, bool normal) { return end_frames(state, normal, begin_body); };
   format.whole = [echo](const AnswerState& state) { return whole(state, echo); };
   return format;
 }

@@ -5,6 +5,22 @@
 
 namespace k3::server {
 
+std::string_view text_of(const JsonNode& object, std::string_view key) {
+  const JsonNode* node = object.is_object() ? object.find_set(key) : nullptr;
+  return node != nullptr && node->is_string() ? std::string_view(node->text) : std::string_view();
+}
+
+void copy_fields(JsonWriter& w, const JsonNode& root, std::initializer_list<std::string_view> names) {
+  for (const std::string_view name : names) {
+    if (const JsonNode* node = root.find_set(name)) w.key(name).raw(node->raw);
+  }
+}
+
+void write_tool_choice(JsonWriter& w, std::string_view name) {
+  w.key("tool_choice").begin_object().field("type", "function").key("function").begin_object();
+  w.field("name", name).end_object().end_object();
+}
+
 Result<std::vector<int32_t>> token_ids(const JsonNode& array, int64_t vocab, const std::string& path) {
   std::vector<int32_t> ids;
   for (size_t i = 0; i < array.items.size(); ++i) {

@@ -8,12 +8,14 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <limits>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "k3/base/json_writer.h"
 #include "k3/base/result.h"
 #include "k3/format/json/json_tree.h"
 
@@ -34,6 +36,11 @@ class Fields {
  private:
   const JsonNode& root_;
 };
+
+std::string_view text_of(const JsonNode& object, std::string_view key);  // "" when it is no object or there is no string
+// Fields that mean the same in two dialects.
+void copy_fields(JsonWriter& w, const JsonNode& root, std::initializer_list<std::string_view> names);
+void write_tool_choice(JsonWriter& w, std::string_view name);  // as a chat request names one function
 
 // An array of token ids; its elements are named path[i] in errors.
 Result<std::vector<int32_t>> token_ids(const JsonNode& array, int64_t vocab, const std::string& path);

@@ -28,7 +28,6 @@ struct Generation {
   int32_t logprobs = -1;  // -1: none; 0..20: entries of top_logprobs
   std::string cache_salt;
   int64_t slot = -1, priority = 0;
-  double ttft_target_seconds = 0;
 };
 
 enum class Route { chat, text };

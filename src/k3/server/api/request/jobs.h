@@ -37,7 +37,8 @@ Outcome<AnswerJob> text_job(const Context& context, const JsonNode& root);
 // Raw text to ids: [BOS] first with add_specials (or as add_special_tokens says), names of specials as tokens with parse_special.
 Result<std::vector<int32_t>> encode_text(const Context& context, const JsonNode& root, std::string_view text, bool add_specials);
 
-// Other dialects, rewritten as chat completion requests; the paths in errors are those of the chat request.
+// Other dialects, rewritten as chat completion requests. Errors of their own fields name these, later ones the chat
+// request's.
 Outcome<Body> chat_of_messages(const JsonNode& root, bool count_only);  // Anthropic
 Outcome<Body> chat_of_responses(const JsonNode& root);
 

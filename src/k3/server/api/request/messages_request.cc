@@ -10,11 +10,6 @@ namespace {
 // Thinking budgets are tokens there and levels here.
 constexpr int64_t kHighBudget = 4096, kMaxBudget = 16384;
 
-std::string_view text_of(const JsonNode& object, std::string_view key) {
-  const JsonNode* node = object.find_set(key);
-  return node != nullptr && node->is_string() ? std::string_view(node->text) : std::string_view();
-}
-
 void write_text_part(JsonWriter& w, std::string_view text) {
   w.begin_object().field("type", "text").field("text", text).end_object();
 }
@@ -180,8 +175,7 @@ Status write_choice(JsonWriter& w, const JsonNode& root) {
   if (!choice->is_object()) return bad_field("tool_choice", "must be an object");
   const std::string_view type = text_of(*choice, "type");
   if (type == "tool") {
-    w.key("tool_choice").begin_object().field("type", "function").key("function").begin_object();
-    w.field("name", text_of(*choice, "name")).end_object().end_object();
+    write_tool_choice(w, text_of(*choice, "name"));
   } else if (type == "auto" || type == "none" || type == "any") {
     w.field("tool_choice", type == "any" ? std::string_view("required") : type);
   } else {
@@ -219,9 +213,7 @@ Status write_rest(JsonWriter& w, const JsonNode& root, bool count_only) {
   K3_TRY(fields.integer("max_tokens", most, 1));
   if (most == 0 && !count_only) return bad_field("max_tokens", "is missing");
   if (most > 0) w.field("max_tokens", most);
-  for (const char* name : {"model", "stream", "temperature", "top_p", "top_k", "seed", "cache_salt"}) {
-    if (const JsonNode* node = fields.find(name)) w.key(name).raw(node->raw);
-  }
+  copy_fields(w, root, {"model", "stream", "temperature", "top_p", "top_k", "seed", "cache_salt"});
   if (const JsonNode* stops = fields.find("stop_sequences")) w.key("stop").raw(stops->raw);
   return {};
 }

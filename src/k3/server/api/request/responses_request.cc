@@ -7,11 +7,6 @@
 namespace k3::server {
 namespace {
 
-std::string_view text_of(const JsonNode& object, std::string_view key) {
-  const JsonNode* node = object.is_object() ? object.find_set(key) : nullptr;
-  return node != nullptr && node->is_string() ? std::string_view(node->text) : std::string_view();
-}
-
 Status write_content(JsonWriter& w, const JsonNode& content, const std::string& path) {
   if (content.is_string()) {
     w.value(content.text);
@@ -94,26 +89,26 @@ Status write_item(JsonWriter& w, Turn& turn, const JsonNode& item, const std::st
     turn.calls.push_back(&item);
     return {};
   }
-  const JsonNode* content = item.find_set(type == "function_call_output" ? "output" : "content");
-  if (content == nullptr) return bad_field(path + ".content", "is missing");
+  if (type != "message" && type != "function_call_output") return bad_field(path + ".type", "unsupported item '{}'", type);
+  const std::string field = type == "message" ? "content" : "output", where = path + "." + field;
+  const JsonNode* content = item.find_set(field);
+  if (content == nullptr) return bad_field(where, "is missing");
   if (type == "message") {
     K3_TRY_ASSIGN(const std::string role, required_string(item, "role", path));
     if (role == "assistant") {
       if (turn.content != nullptr || !turn.calls.empty()) K3_TRY(flush(w, turn));
       turn.content = content;
-      turn.content_path = path + ".content";
+      turn.content_path = where;
       return {};
     }
     K3_TRY(flush(w, turn));
     w.begin_object().field("role", role).key("content");
-    K3_TRY(write_content(w, *content, path + ".content"));
-  } else if (type == "function_call_output") {
+    K3_TRY(write_content(w, *content, where));
+  } else {
     K3_TRY(flush(w, turn));
     K3_TRY_ASSIGN(const std::string id, required_string(item, "call_id", path));
     w.begin_object().field("role", "tool").field("tool_call_id", id).key("content");
-    K3_TRY(write_content(w, *content, path + ".output"));
-  } else {
-    return bad_field(path + ".type", "unsupported item '{}'", type);
+    K3_TRY(write_content(w, *content, where));
   }
   w.end_object();
   return {};
@@ -151,9 +146,7 @@ Status write_tools(JsonWriter& w, const JsonNode& root) {
       K3_TRY_ASSIGN(const std::string type, required_string(tool, "type", path));
       if (type != "function") return bad_field(path + ".type", "unsupported tool type '{}'; only 'function' exists", type);
       w.begin_object().field("type", "function").key("function").begin_object();
-      for (const char* key : {"name", "description", "strict", "parameters"}) {
-        if (const JsonNode* node = tool.find_set(key)) w.key(key).raw(node->raw);
-      }
+      copy_fields(w, tool, {"name", "description", "strict", "parameters"});
       w.end_object().end_object();
     }
     w.end_array();
@@ -161,8 +154,7 @@ Status write_tools(JsonWriter& w, const JsonNode& root) {
   const JsonNode* choice = root.find_set("tool_choice");
   if (choice == nullptr) return {};
   if (choice->is_object() && choice->find_set("name") != nullptr) {
-    w.key("tool_choice").begin_object().field("type", "function").key("function").begin_object();
-    w.field("name", text_of(*choice, "name")).end_object().end_object();
+    write_tool_choice(w, text_of(*choice, "name"));
   } else {
     w.key("tool_choice").raw(choice->raw);
   }
@@ -178,9 +170,7 @@ Status write_format(JsonWriter& w, const JsonNode& root) {
   w.key("response_format").begin_object().field("type", type);
   if (type == "json_schema") {
     w.key("json_schema").begin_object();
-    for (const char* key : {"name", "strict", "schema"}) {
-      if (const JsonNode* node = format->find_set(key)) w.key(key).raw(node->raw);
-    }
+    copy_fields(w, *format, {"name", "strict", "schema"});
     w.end_object();
   }
   w.end_object();
@@ -196,10 +186,7 @@ Status rewrite(JsonWriter& w, const JsonNode& root) {
   K3_TRY(fields.flag("background", background));
   if (background) return bad_field("background", "is not supported");
   w.begin_object();
-  for (const char* name :
-       {"model", "stream", "temperature", "top_p", "top_k", "seed", "parallel_tool_calls", "cache_salt"}) {
-    if (const JsonNode* node = fields.find(name)) w.key(name).raw(node->raw);
-  }
+  copy_fields(w, root, {"model", "stream", "temperature", "top_p", "top_k", "seed", "parallel_tool_calls", "cache_salt"});
   if (const JsonNode* most = fields.find("max_output_tokens")) w.key("max_completion_tokens").raw(most->raw);
   if (const JsonNode* reasoning = fields.find("reasoning"); reasoning != nullptr && reasoning->is_object()) {
     if (const JsonNode* effort = reasoning->find_set("effort")) w.key("reasoning_effort").raw(effort->raw);

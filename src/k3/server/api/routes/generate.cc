@@ -20,15 +20,17 @@ void start(Call call, AnswerJob job, AnswerFormat format, Envelope envelope) {
 }
 
 // Dialects that are rewritten as chat requests.
-void rewritten(Call call, Outcome<Body> (*rewrite)(const JsonNode&), AnswerFormat format, Envelope envelope) {
+void rewritten(Call call, Outcome<Body> (*rewrite)(const JsonNode&), AnswerFormat (*format)(const JsonNode&),
+               Envelope envelope) {
   auto body = parse_body(std::move(call.request.body));
   if (!body.ok()) return call.fail(body.error, envelope);
   note_unknown_fields(body->root);
   auto chat = rewrite(body->root);
   if (!chat.ok()) return call.fail(chat.error, envelope);
   auto job = chat_job(*call.context, chat->root);
+  if (!job.ok() && job.error.param == "messages" && envelope == Envelope::openai) job.error.param = "input";
   if (!job.ok()) return call.fail(job.error, envelope);
-  start(std::move(call), std::move(*job), std::move(format), envelope);
+  start(std::move(call), std::move(*job), format(body->root), envelope);
 }
 
 }  // namespace
@@ -52,11 +54,12 @@ void text_completions(Call call) {
   start(std::move(call), std::move(*job), text_format(echo), Envelope::openai);
 }
 
-void responses(Call call) { rewritten(std::move(call), chat_of_responses, responses_format(), Envelope::openai); }
+void responses(Call call) { rewritten(std::move(call), chat_of_responses, responses_format, Envelope::openai); }
 
 void anthropic_messages(Call call) {
   const auto rewrite = [](const JsonNode& root) { return chat_of_messages(root, false); };
-  rewritten(std::move(call), rewrite, messages_format(), Envelope::anthropic);
+  const auto format = [](const JsonNode&) { return messages_format(); };
+  rewritten(std::move(call), rewrite, format, Envelope::anthropic);
 }
 
 void anthropic_count_tokens(Call call) {
