@@ -16,8 +16,10 @@ __device__ int request_of(const int32_t* offsets, int batch, int row) {
   int low = 0, high = batch;  // offsets[low] <= row < offsets[high]
   while (high - low > 1) {
     const int middle = (low + high) / 2;
-    if (offsets[middle] <= row) low = middle;
-    else high = middle;
+    if (offsets[middle] <= row)
+      low = middle;
+    else
+      high = middle;
   }
   return low;
 }
@@ -29,7 +31,8 @@ __device__ __nv_bfloat16* page_row(const LatentPages& pages, int request, int po
 }
 
 __global__ void __launch_bounds__(32 * kWarps) append(const LatentAppend p) {
-  const int row = static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const int row = static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / 32,
+            lane = static_cast<int>(threadIdx.x) % 32;
   if (row >= p.tokens) return;
   const int request = request_of(p.offsets, static_cast<int>(p.batch), row);
   if (request < 0) return;
@@ -58,7 +61,8 @@ __global__ void __launch_bounds__(32 * kWarps) append(const LatentAppend p) {
     uint32_t packed[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      packed[j] = pack_bf16(x[8 * i + 2 * j] * factor * low_bf16(words[j]), x[8 * i + 2 * j + 1] * factor * high_bf16(words[j]));
+      packed[j] =
+          pack_bf16(x[8 * i + 2 * j] * factor * low_bf16(words[j]), x[8 * i + 2 * j + 1] * factor * high_bf16(words[j]));
     }
     reinterpret_cast<uint4*>(out)[32 * i + lane] = {packed[0], packed[1], packed[2], packed[3]};
   }
@@ -66,7 +70,8 @@ __global__ void __launch_bounds__(32 * kWarps) append(const LatentAppend p) {
 }
 
 __global__ void __launch_bounds__(32 * kWarps) gather(const LatentGather p) {
-  const int row = static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const int row = static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / 32,
+            lane = static_cast<int>(threadIdx.x) % 32;
   if (row >= p.tokens) return;
   const int request = request_of(p.offsets, static_cast<int>(p.batch), row);
   if (request < 0) return;
