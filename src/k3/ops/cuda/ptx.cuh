@@ -68,9 +68,6 @@ __device__ __forceinline__ void stmatrix_x4_trans(uint32_t address, const uint32
                "r"(r[2]), "r"(r[3])
                : "memory");
 }
-__device__ __forceinline__ void stmatrix_x2_trans(uint32_t address, const uint32_t (&r)[2]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};\n" ::"r"(address), "r"(r[0]), "r"(r[1]) : "memory");
-}
 // 8 x 8 transpose of BF16 across a warp.
 __device__ __forceinline__ uint32_t movmatrix_trans(uint32_t x) {
   uint32_t out;

@@ -29,7 +29,8 @@ struct Softmax {
 };
 
 __global__ void __launch_bounds__(32 * kWarps) decode(const MlaDecode p) {
-  const int heads = static_cast<int>(p.heads), request = static_cast<int>(blockIdx.y), lane = static_cast<int>(threadIdx.x) % 32;
+  const int heads = static_cast<int>(p.heads), request = static_cast<int>(blockIdx.y),
+            lane = static_cast<int>(threadIdx.x) % 32;
   const int row = static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / 32;
   const int first = p.offsets != nullptr ? p.offsets[request] : request * static_cast<int>(p.max_query_tokens);
   const int tokens = p.offsets != nullptr ? p.offsets[request + 1] - first : static_cast<int>(p.max_query_tokens);
@@ -43,8 +44,8 @@ __global__ void __launch_bounds__(32 * kWarps) decode(const MlaDecode p) {
   Softmax softmax;
   for (int token = 0; token < visible; ++token) {
     const int page = p.pages.table[request * p.pages.table_stride + token / page_tokens];
-    const auto* latent =
-        static_cast<const __nv_bfloat16*>(p.pages.base) + page * p.pages.page_stride + token % page_tokens * p.pages.row_stride;
+    const auto* latent = static_cast<const __nv_bfloat16*>(p.pages.base) + page * p.pages.page_stride +
+                         token % page_tokens * p.pages.row_stride;
     float2 x[9];
     float score = 0;
 #pragma unroll
@@ -66,7 +67,8 @@ __global__ void __launch_bounds__(32 * kWarps) decode(const MlaDecode p) {
     if (p.ol_f32) {
       reinterpret_cast<float2*>(static_cast<float*>(p.ol) + out_row * kLatent)[32 * i + lane] = out;
     } else {
-      reinterpret_cast<uint32_t*>(static_cast<__nv_bfloat16*>(p.ol) + out_row * kLatent)[32 * i + lane] = pack_bf16(out.x, out.y);
+      reinterpret_cast<uint32_t*>(static_cast<__nv_bfloat16*>(p.ol) + out_row * kLatent)[32 * i + lane] =
+          pack_bf16(out.x, out.y);
     }
   }
   if (lane == 0 && p.lse != nullptr) p.lse[out_row] = softmax.lse();
@@ -74,13 +76,15 @@ __global__ void __launch_bounds__(32 * kWarps) decode(const MlaDecode p) {
 
 // One query row (token, head) a warp.
 __global__ void __launch_bounds__(32 * kWarps) prefill(const MlaPrefill p) {
-  const int lane = static_cast<int>(threadIdx.x) % 32, head = static_cast<int>(blockIdx.y), heads = static_cast<int>(p.heads);
+  const int lane = static_cast<int>(threadIdx.x) % 32, head = static_cast<int>(blockIdx.y),
+            heads = static_cast<int>(p.heads);
   const int token = static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / 32;
   if (token >= p.query_offsets[p.batch]) return;
   int request = 0;
   while (p.query_offsets[request + 1] <= token) ++request;
   const int keys = p.key_offsets[request + 1] - p.key_offsets[request];
-  const int visible = keys - (p.query_offsets[request + 1] - p.query_offsets[request]) + token - p.query_offsets[request] + 1;
+  const int visible =
+      keys - (p.query_offsets[request + 1] - p.query_offsets[request]) + token - p.query_offsets[request] + 1;
   const auto* q = static_cast<const __nv_bfloat16*>(p.q) + token * p.q_stride + head * kMlaKey;
   float2 query[3], acc[2] = {};
 #pragma unroll
@@ -107,12 +111,13 @@ __global__ void __launch_bounds__(32 * kWarps) prefill(const MlaPrefill p) {
   for (int i = 0; i < 2; ++i) {
     float2 out = {acc[i].x * inverse, acc[i].y * inverse};
     if (p.gate != nullptr) {
-      const float2 g = two_of(static_cast<const __nv_bfloat16*>(p.gate) + token * p.gate_stride + head * kMlaValue, 32 * i + lane);
+      const float2 g =
+          two_of(static_cast<const __nv_bfloat16*>(p.gate) + token * p.gate_stride + head * kMlaValue, 32 * i + lane);
       out.x /= 1 + exp2f(-g.x * kLog2e);
       out.y /= 1 + exp2f(-g.y * kLog2e);
     }
-    reinterpret_cast<uint32_t*>(static_cast<__nv_bfloat16*>(p.out) + token * p.out_stride + head * kMlaValue)[32 * i + lane] =
-        pack_bf16(out.x, out.y);
+    reinterpret_cast<uint32_t*>(static_cast<__nv_bfloat16*>(p.out) + token * p.out_stride +
+                                head * kMlaValue)[32 * i + lane] = pack_bf16(out.x, out.y);
   }
   if (lane == 0 && p.lse != nullptr) p.lse[static_cast<int64_t>(token) * heads + head] = softmax.lse();
 }

@@ -5,7 +5,8 @@
 
 namespace k3::ops::cuda {
 
-// A pool of pages and the pages of each request: token i of request s is row i % page_tokens of page table[s * table_stride + i / page_tokens].
+// A pool of pages and the pages of each request: token i of request s is row i % page_tokens of page table[s * table_stride
+// + i / page_tokens].
 struct LatentPages {
   void* base = nullptr;
   int64_t page_stride = 0, row_stride = 0;
@@ -63,8 +64,8 @@ struct MlaDecode {
   int64_t batch = 0, heads = 0, max_query_tokens = 1;
   int64_t query_tokens = 0;  // T
   LatentPages pages;
-  void* ol = nullptr;   // [T, H, 512]
-  bool ol_f32 = false;  // else BF16
+  void* ol = nullptr;    // [T, H, 512]
+  bool ol_f32 = false;   // else BF16
   float* lse = nullptr;  // [T, H] or null
   void* workspace = nullptr;
 };
@@ -79,7 +80,8 @@ struct MlaDecodeConfig {
   int min_tiles = 0;  // tiles of 64 tokens a worker takes at least of a request it shares
 };
 
-// Causal attention over expanded keys and values, packed: query i of request s (n of them) sees its keys < m - n + i + 1 of m.
+// Causal attention over expanded keys and values, packed: query i of request s (n of them) sees its keys < m - n + i + 1 of
+// m.
 struct MlaPrefill {
   const void* q = nullptr;  // [T, H, 192]
   int64_t q_stride = 0;
@@ -87,10 +89,10 @@ struct MlaPrefill {
   int64_t expanded_stride = 0;
   const void* shared_keys = nullptr;  // [S, 64]: the last 64 of the latent rows
   int64_t shared_stride = 0;
-  const int32_t* query_offsets = nullptr;  // [B + 1] device
-  const int32_t* key_offsets = nullptr;    // [B + 1] device
+  const int32_t* query_offsets = nullptr;              // [B + 1] device
+  const int32_t* key_offsets = nullptr;                // [B + 1] device
   int64_t batch = 0, heads = 0, tokens = 0, keys = 0;  // tokens, keys: T and S, upper bounds of what the offsets say
-  const void* gate = nullptr;  // [T, H * 128] or null: out is multiplied by sigmoid(gate)
+  const void* gate = nullptr;                          // [T, H * 128] or null: out is multiplied by sigmoid(gate)
   int64_t gate_stride = 0;
   void* out = nullptr;  // [T, H * 128]
   int64_t out_stride = 0;

@@ -1,8 +1,7 @@
 #include "k3/ops/mla/cuda/mla_cuda.h"
 
-#include <algorithm>
-
 #include "k3/base/check.h"
+#include "k3/ops/mla/cuda/mla_config.h"
 #include "k3/ops/mla/cuda/mla_launch.cuh"
 #include "k3/ops/mla/cuda/mla_tensor_map.h"
 
@@ -13,8 +12,8 @@ bool aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
 
 void check_pages(const LatentPages& p) {
   K3_CHECK(p.page_tokens > 0 && p.page_tokens % 16 == 0, "pages of {} tokens", p.page_tokens);
-  K3_CHECK(p.row_stride >= kLatentRow && p.row_stride % 8 == 0 && p.page_stride >= (p.page_tokens - 1) * p.row_stride + kLatentRow &&
-               p.page_stride % 8 == 0 && aligned(p.base),
+  K3_CHECK(p.row_stride >= kLatentRow && p.row_stride % 8 == 0 &&
+               p.page_stride >= (p.page_tokens - 1) * p.row_stride + kLatentRow && p.page_stride % 8 == 0 && aligned(p.base),
            "pages with strides {} and {}", p.page_stride, p.row_stride);
 }
 
@@ -26,7 +25,8 @@ struct PartBytes {
 };
 PartBytes part_bytes(const MlaDecodeConfig& c) {
   const int64_t blocks = int64_t{c.workers} * c.pair, rows = 2 * blocks * c.row_tile;
-  return {up(blocks * static_cast<int64_t>(sizeof(int2))), up(rows * static_cast<int64_t>(sizeof(float2))), rows * kLatent * 4};
+  return {up(blocks * static_cast<int64_t>(sizeof(int2))), up(rows * static_cast<int64_t>(sizeof(float2))),
+          rows * kLatent * 4};
 }
 
 }  // namespace
@@ -41,14 +41,15 @@ CudaStatus latent_append_cuda(const LatentAppend& args, Stream stream) {
 
 CudaStatus latent_gather_cuda(const LatentGather& args, Stream stream) {
   check_pages(args.pages);
-  K3_CHECK(args.out_stride >= kLatentRow && args.out_stride % 8 == 0 && aligned(args.out), "latent rows of stride {}", args.out_stride);
+  K3_CHECK(args.out_stride >= kLatentRow && args.out_stride % 8 == 0 && aligned(args.out), "latent rows of stride {}",
+           args.out_stride);
   if (args.tokens == 0 || args.batch == 0) return {};
   return {latent_gather_launch(args, stream)};
 }
 
 CudaStatus mla_absorb_cuda(const MlaAbsorb& args, Stream stream) {
-  K3_CHECK(args.heads > 0 && args.q_stride >= args.heads * kMlaKey && args.q_stride % 8 == 0 && aligned(args.q) && aligned(args.kv_b) &&
-               aligned(args.query),
+  K3_CHECK(args.heads > 0 && args.q_stride >= args.heads * kMlaKey && args.q_stride % 8 == 0 && aligned(args.q) &&
+               aligned(args.kv_b) && aligned(args.query),
            "queries of {} heads, stride {}", args.heads, args.q_stride);
   if (args.tokens == 0) return {};
   return {mla_absorb_launch(args, stream)};
@@ -62,33 +63,6 @@ CudaStatus mla_values_cuda(const MlaValues& args, Stream stream) {
   return {mla_values_launch(args, stream)};
 }
 
-MlaDecodeConfig mla_decode_config(int64_t batch, int64_t heads, int64_t max_query_tokens, const DeviceInfo& device) {
-  MlaDecodeConfig c;
-  const int64_t rows = heads * max_query_tokens;
-  c.hopper = device.capability >= 90 && device.capability < 100 && device.shared_bytes_per_block >= 232448;
-  if (!c.hopper) return c;
-  // Cycles of a tile of 64 tokens by the bandwidth of shared memory, which is what limits from 48 rows on.
-  struct Shape {
-    int row_tile, pair, cycles;
-  };
-  constexpr Shape kShapes[] = {{16, 1, 1950}, {32, 1, 2250}, {48, 1, 2530}, {64, 1, 2850}, {48, 2, 2600}, {64, 2, 2920}};
-  int64_t best = -1;
-  for (const Shape& s : kShapes) {
-    const int64_t tiles = (rows + s.row_tile * s.pair - 1) / (s.row_tile * s.pair);
-    // A second walk over the tiles of a request costs no less than loading them again.
-    const int64_t cost = tiles * s.pair * s.cycles + (tiles - 1) * 1000;
-    if (best >= 0 && cost >= best) continue;
-    best = cost;
-    c.row_tile = s.row_tile;
-    c.pair = s.pair;
-    c.row_tiles = static_cast<int>(tiles);
-  }
-  c.workers = std::min<int>(std::max(device.sm_count, c.pair), kMlaMaxWorkers) / c.pair;
-  c.min_tiles = c.row_tile * c.pair >= 64 ? 2 : 1;
-  static_cast<void>(batch);
-  return c;
-}
-
 int64_t mla_decode_workspace_bytes(const MlaDecodeConfig& config) {
   const PartBytes bytes = part_bytes(config);
   return config.hopper ? bytes.splits + bytes.sums + bytes.acc : 0;
@@ -96,15 +70,16 @@ int64_t mla_decode_workspace_bytes(const MlaDecodeConfig& config) {
 
 CudaStatus mla_decode_cuda(const MlaDecode& args, Stream stream) {
   check_pages(args.pages);
-  K3_CHECK(args.heads > 0 && args.max_query_tokens > 0 && aligned(args.query) && aligned(args.ol), "decode of {} heads, {} tokens a request",
-           args.heads, args.max_query_tokens);
+  K3_CHECK(args.heads > 0 && args.max_query_tokens > 0 && aligned(args.query) && aligned(args.ol),
+           "decode of {} heads, {} tokens a request", args.heads, args.max_query_tokens);
   if (args.batch == 0 || args.query_tokens == 0) return {};
   MlaDecodeLaunch launch;
   launch.args = args;
-  launch.config = mla_decode_config(args.batch, args.heads, args.max_query_tokens, device_info());
+  launch.config = mla_decode_config(args.heads, args.max_query_tokens, device_info());
   const MlaDecodeConfig& c = launch.config;
   if (!c.hopper) return {mla_decode_any_launch(args, stream)};
-  K3_CHECK(args.workspace != nullptr && reinterpret_cast<uintptr_t>(args.workspace) % kAlign == 0, "decode without workspace");
+  K3_CHECK(args.workspace != nullptr && reinterpret_cast<uintptr_t>(args.workspace) % kAlign == 0,
+           "decode without workspace");
   const PartBytes bytes = part_bytes(c);
   auto* workspace = static_cast<std::byte*>(args.workspace);
   launch.parts.splits = reinterpret_cast<int2*>(workspace);
@@ -112,11 +87,17 @@ CudaStatus mla_decode_cuda(const MlaDecode& args, Stream stream) {
   launch.parts.acc = reinterpret_cast<float*>(workspace + bytes.splits + bytes.sums);
   const int64_t page_tokens = args.pages.page_tokens;
   launch.box_tokens = page_tokens % 64 == 0 ? 64 / c.pair : page_tokens % 32 == 0 ? 32 : 16;
-  int code = encode_map(&launch.query, {.base = args.query, .rank = 2, .sizes = {kLatentRow, args.query_tokens * args.heads},
-                                        .strides = {1, kLatentRow}, .box = {64, c.row_tile}});
+  int code = encode_map(&launch.query, {.base = args.query,
+                                        .rank = 2,
+                                        .sizes = {kLatentRow, args.query_tokens * args.heads},
+                                        .strides = {1, kLatentRow},
+                                        .box = {64, c.row_tile}});
   if (code == 0) {
-    code = encode_map(&launch.pages, {.base = args.pages.base, .rank = 3, .sizes = {kLatentRow, page_tokens, args.pages.pages},
-                                      .strides = {1, args.pages.row_stride, args.pages.page_stride}, .box = {64, launch.box_tokens, 1}});
+    code = encode_map(&launch.pages, {.base = args.pages.base,
+                                      .rank = 3,
+                                      .sizes = {kLatentRow, page_tokens, args.pages.pages},
+                                      .strides = {1, args.pages.row_stride, args.pages.page_stride},
+                                      .box = {64, launch.box_tokens, 1}});
   }
   if (code == 0) code = mla_decode_sm90_launch(launch, stream);
   if (code == 0) code = mla_merge_launch(launch, stream);
@@ -124,11 +105,12 @@ CudaStatus mla_decode_cuda(const MlaDecode& args, Stream stream) {
 }
 
 CudaStatus mla_prefill_cuda(const MlaPrefill& args, Stream stream) {
-  K3_CHECK(args.heads > 0 && args.q_stride >= args.heads * kMlaKey && args.expanded_stride >= args.heads * (kMlaNope + kMlaValue) &&
-               args.out_stride >= args.heads * kMlaValue,
+  K3_CHECK(args.heads > 0 && args.q_stride >= args.heads * kMlaKey &&
+               args.expanded_stride >= args.heads * (kMlaNope + kMlaValue) && args.out_stride >= args.heads * kMlaValue,
            "prefill of {} heads, strides {}, {} and {}", args.heads, args.q_stride, args.expanded_stride, args.out_stride);
-  K3_CHECK((args.q_stride | args.expanded_stride | args.shared_stride | args.out_stride | args.gate_stride) % 8 == 0 && aligned(args.q) &&
-               aligned(args.expanded) && aligned(args.shared_keys) && aligned(args.out) && aligned(args.gate),
+  K3_CHECK((args.q_stride | args.expanded_stride | args.shared_stride | args.out_stride | args.gate_stride) % 8 == 0 &&
+               aligned(args.q) && aligned(args.expanded) && aligned(args.shared_keys) && aligned(args.out) &&
+               aligned(args.gate),
            "prefill with rows not aligned to 16 bytes");
   if (args.tokens == 0 || args.batch == 0) return {};
   K3_CHECK(args.keys > 0, "prefill of {} tokens without keys", args.tokens);
@@ -138,22 +120,21 @@ CudaStatus mla_prefill_cuda(const MlaPrefill& args, Stream stream) {
   launch.args = args;
   launch.head_group = mla_prefill_head_group(args.heads, args.keys, device);
   const int64_t heads = args.heads;
-  int code = encode_map(&launch.q, {.base = args.q, .sizes = {heads * kMlaKey, args.tokens}, .strides = {1, args.q_stride}, .box = {64, 128}});
+  int code = encode_map(
+      &launch.q, {.base = args.q, .sizes = {heads * kMlaKey, args.tokens}, .strides = {1, args.q_stride}, .box = {64, 128}});
   if (code == 0) {
-    code = encode_map(&launch.expanded, {.base = args.expanded, .sizes = {heads * (kMlaNope + kMlaValue), args.keys},
-                                         .strides = {1, args.expanded_stride}, .box = {64, 128}});
+    code = encode_map(&launch.expanded, {.base = args.expanded,
+                                         .sizes = {heads * (kMlaNope + kMlaValue), args.keys},
+                                         .strides = {1, args.expanded_stride},
+                                         .box = {64, 128}});
   }
   if (code == 0) {
-    code = encode_map(&launch.shared_keys,
-                      {.base = args.shared_keys, .sizes = {kMlaRope, args.keys}, .strides = {1, args.shared_stride}, .box = {64, 128}});
+    code = encode_map(
+        &launch.shared_keys,
+        {.base = args.shared_keys, .sizes = {kMlaRope, args.keys}, .strides = {1, args.shared_stride}, .box = {64, 128}});
   }
   if (code == 0) code = mla_prefill_sm90_launch(launch, stream);
   return {code};
-}
-
-int mla_prefill_head_group(int64_t heads, int64_t keys, const DeviceInfo& device) {
-  const int64_t bytes = keys * (kMlaNope + kMlaValue) * 2;
-  return static_cast<int>(std::clamp<int64_t>(device.l2_bytes / 2 / std::max<int64_t>(bytes, 1), 1, heads));
 }
 
 }  // namespace k3::ops::cuda

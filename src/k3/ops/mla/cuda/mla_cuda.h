@@ -1,14 +1,18 @@
-// Purpose:  multi-head latent attention on the GPU: rows appended to the paged latent cache, absorbed decode and verify over it, the
+// Purpose:  multi-head latent attention on the GPU: rows appended to the paged latent cache, absorbed decode and verify over
+// it, the
 //           products around them, and causal attention over expanded keys and values for prefill.
-// Shapes:   latent rows 576 = 512 (normalised latent) + 64 (shared key); heads of 128 + 64 (query, key) and 128 (value); H heads,
-//           B requests, T tokens of the step. BF16 where nothing else is said. kv_b [H * 256, 512], rows per head [128 keys | 128
-//           values]. Everything with a `stride` is in elements.
+// Shapes:   latent rows 576 = 512 (normalised latent) + 64 (shared key); heads of 128 + 64 (query, key) and 128 (value); H
+// heads,
+//           B requests, T tokens of the step. BF16 where nothing else is said. kv_b [H * 256, 512], rows per head [128 keys
+//           | 128 values]. Everything with a `stride` is in elements.
 // Units:    lse: natural logarithm of the sum of exp(score).
-// Memory:   nothing is allocated. What varies from step to step is read from device memory. A page table entry beyond the tokens of
+// Memory:   nothing is allocated. What varies from step to step is read from device memory. A page table entry beyond the
+// tokens of
 //           its request is never read.
 // Threads:  any; one call's workspace belongs to that call until it has run.
 // Errors:   K3_CHECK on sizes, strides and alignment (16 bytes); CudaStatus of the launch.
-// Source:   model.md 3.4, kernels.md 8. Against double on the same BF16 inputs: norm ratio of outputs 3e-3, lse 1e-4 absolute.
+// Source:   model.md 3.4, kernels.md 8. Against double on the same BF16 inputs: norm ratio of outputs 3e-3, lse 1e-4
+// absolute.
 //           Sums, softmax and parts of a split request are FP32; the weights of the second product are rounded to BF16.
 #pragma once
 
@@ -21,11 +25,9 @@ CudaStatus latent_append_cuda(const LatentAppend& args, Stream stream);
 CudaStatus latent_gather_cuda(const LatentGather& args, Stream stream);
 CudaStatus mla_absorb_cuda(const MlaAbsorb& args, Stream stream);
 CudaStatus mla_values_cuda(const MlaValues& args, Stream stream);
-MlaDecodeConfig mla_decode_config(int64_t batch, int64_t heads, int64_t max_query_tokens, const DeviceInfo& device);
+// Of a configuration: mla_config.h.
 int64_t mla_decode_workspace_bytes(const MlaDecodeConfig& config);
 CudaStatus mla_decode_cuda(const MlaDecode& args, Stream stream);
-// Heads whose expanded keys and values fit into half of L2: they are computed side by side.
-int mla_prefill_head_group(int64_t heads, int64_t keys, const DeviceInfo& device);
 CudaStatus mla_prefill_cuda(const MlaPrefill& args, Stream stream);
 
 }  // namespace k3::ops::cuda

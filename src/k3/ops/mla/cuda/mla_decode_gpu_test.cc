@@ -3,6 +3,7 @@
 
 #include <cstddef>
 
+#include "k3/ops/mla/cuda/mla_config.h"
 #include "k3/ops/mla/cuda/mla_gpu_cases.h"
 #include "k3/ops/mla/cuda/mla_launch.cuh"
 
@@ -24,18 +25,27 @@ void check(const Case& c, Path path = Path::dispatched, uint64_t seed = 1) {
                            c.paged.lengths.empty() ? 0 : c.paged.lengths[0], c.paged.page_tokens, c.query_scale));
   const PagedData data(c.paged, seed, c.growth);
   std::vector<int32_t> offsets{0};
-  for (size_t s = 0; s < c.paged.lengths.size(); ++s) offsets.push_back(offsets.back() + (c.counts.empty() ? static_cast<int>(c.tokens) : c.counts[s]));
+  for (size_t s = 0; s < c.paged.lengths.size(); ++s)
+    offsets.push_back(offsets.back() + (c.counts.empty() ? static_cast<int>(c.tokens) : c.counts[s]));
   const int64_t rows = offsets.back() * c.heads;
   const std::vector<float> query = random_bf16(rows * kRow, seed + 9, c.query_scale);
   const DeviceArray<uint16_t> query_d(to_bf16(query));
   const DeviceArray<int32_t> offsets_d(offsets);
   const DeviceArray<uint16_t> ol(rows * kRank);
   const DeviceArray<float> ol_f32(rows * kRank), lse(rows);
-  const MlaDecodeConfig config = mla_decode_config(data.requests(), c.heads, c.tokens, device_info());
+  const MlaDecodeConfig config = mla_decode_config(c.heads, c.tokens, device_info());
   const DeviceArray<uint8_t> workspace(mla_decode_workspace_bytes(config));
-  MlaDecode args{.query = query_d.data(), .lengths = data.lengths(), .offsets = c.counts.empty() ? nullptr : offsets_d.data(),
-                 .batch = data.requests(), .heads = c.heads, .max_query_tokens = c.tokens, .query_tokens = offsets.back(),
-                 .pages = data.pages(), .ol = c.f32 ? static_cast<void*>(ol_f32.data()) : ol.data(), .ol_f32 = c.f32, .lse = lse.data(),
+  MlaDecode args{.query = query_d.data(),
+                 .lengths = data.lengths(),
+                 .offsets = c.counts.empty() ? nullptr : offsets_d.data(),
+                 .batch = data.requests(),
+                 .heads = c.heads,
+                 .max_query_tokens = c.tokens,
+                 .query_tokens = offsets.back(),
+                 .pages = data.pages(),
+                 .ol = c.f32 ? static_cast<void*>(ol_f32.data()) : ol.data(),
+                 .ol_f32 = c.f32,
+                 .lse = lse.data(),
                  .workspace = workspace.data()};
   for (int repeat = 0; repeat < 2; ++repeat) {  // again over the rests of the first in the workspace
     const int code = path == Path::any ? mla_decode_any_launch(args, nullptr) : mla_decode_cuda(args, nullptr).code;
@@ -62,22 +72,26 @@ void check(const Case& c, Path path = Path::dispatched, uint64_t seed = 1) {
   for (int64_t row = 0; row < rows; ++row) {
     const std::span<const float> mine(got.data() + row * kRank, kRank), other(expected.data() + row * kRank, kRank);
     const double here = norm_ratio(mine, other);
-    const double reference = expected_lse[static_cast<size_t>(row)], value = static_cast<double>(got_lse[static_cast<size_t>(row)]);
+    const double reference = expected_lse[static_cast<size_t>(row)],
+                 value = static_cast<double>(got_lse[static_cast<size_t>(row)]);
     const double apart = std::isinf(reference) ? (value == reference ? 0 : INFINITY) : std::abs(value - reference);
     worst = std::max(worst, here);
     worst_lse = std::max(worst_lse, apart);
     if (!(here <= 1e-2 && apart <= 1e-4) && shown++ < 4) {
       size_t first = 0;
-      while (first + 1 < mine.size() && std::abs(mine[first] - other[first]) <= 0.02F * std::abs(other[first]) + 1e-3F) ++first;
-      ADD_FAILURE() << fmt::format("row {} (token {}, head {}): ratio {:.3e}, first wrong latent {}: {} for {}; lse {} for {}", row, row / c.heads,
-                                   row % c.heads, here, first, mine[first], other[first], value, reference);
+      while (first + 1 < mine.size() && std::abs(mine[first] - other[first]) <= 0.02F * std::abs(other[first]) + 1e-3F)
+        ++first;
+      ADD_FAILURE() << fmt::format(
+          "row {} (token {}, head {}): ratio {:.3e}, first wrong latent {}: {} for {}; lse {} for {}", row, row / c.heads,
+          row % c.heads, here, first, mine[first], other[first], value, reference);
     }
   }
   if (std::getenv("K3_SHOW") != nullptr) {
-    fmt::print("decode H={} T={} B={} len {} page {}: out {:.2e} (worst row {:.2e}), lse {:.1e}\n", c.heads, c.tokens, c.paged.lengths.size(),
-               c.paged.lengths[0], c.paged.page_tokens, ratio, worst, worst_lse);
+    fmt::print("decode H={} T={} B={} len {} page {}: out {:.2e} (worst row {:.2e}), lse {:.1e}\n", c.heads, c.tokens,
+               c.paged.lengths.size(), c.paged.lengths[0], c.paged.page_tokens, ratio, worst, worst_lse);
   }
-  EXPECT_TRUE(ol.guards_intact() && ol_f32.guards_intact() && lse.guards_intact() && workspace.guards_intact() && data.guards_intact());
+  EXPECT_TRUE(ol.guards_intact() && ol_f32.guards_intact() && lse.guards_intact() && workspace.guards_intact() &&
+              data.guards_intact());
 }
 
 TEST(MlaDecodeGpu, SanitizeSmallestTails) {
@@ -88,12 +102,14 @@ TEST(MlaDecodeGpu, SanitizeSmallestTails) {
 
 TEST(MlaDecodeGpu, EveryHeadCount) {
   K3_NEEDS_GPU();
-  for (const int64_t heads : {1, 4, 8, 12, 16, 24, 32, 64, 96}) check({.heads = heads, .paged = {.lengths = {65, 1000, 63}}});
+  for (const int64_t heads : {1, 4, 8, 12, 16, 24, 32, 64, 96})
+    check({.heads = heads, .paged = {.lengths = {65, 1000, 63}}});
 }
 
 TEST(MlaDecodeGpu, EveryWindow) {
   K3_NEEDS_GPU();
-  for (int64_t tokens = 1; tokens <= 8; ++tokens) check({.heads = 12, .tokens = tokens, .paged = {.lengths = {1, 64, 300, 8}}});
+  for (int64_t tokens = 1; tokens <= 8; ++tokens)
+    check({.heads = 12, .tokens = tokens, .paged = {.lengths = {1, 64, 300, 8}}});
   check({.heads = 96, .tokens = 2, .paged = {.lengths = {129, 500}}});
   check({.heads = 96, .tokens = 3, .paged = {.lengths = {2, 200}}});
   check({.heads = 32, .tokens = 7, .paged = {.lengths = {66, 500}}});

@@ -1,17 +1,20 @@
 // Absorbed decode on Hopper: heads as the N side of wgmma.
 //
 // A block holds N query rows (token, head) of one request and walks over tiles of 64 cached tokens:
-//   scores^T [64, N] = tile [64, 576] x query^T        warpgroup 2, FP32 in registers, then p = 2^(scores - reference) to
-//   shared memory ol^T [512, N]   += tile[:, :512]^T [512, 64] x p    warpgroups 0 and 1, every other 64 rows each, FP32 in
-//   registers
-// and one warp that fills a ring of [64 tokens, 64 columns] blocks through the copy engine. A block of the ring is released
-// by whoever used it last.
+//   scores^T [64, N] = tile [64, 576] x query^T
+//     warpgroup 2, FP32 in registers; then p = 2^(scores - reference) goes to shared memory
+//   ol^T [512, N] += tile[:, :512]^T [512, 64] x p
+//     warpgroups 0 and 1, every other 64 rows each, FP32 in registers
+//
+// One thread fills a ring of [64 tokens, 64 columns] blocks through the copy engine. A block of the ring is released by
+// whoever used it last.
 //
 // More than 64 rows are shared by a cluster of two blocks, which walk over the same tiles: each copies half of every block
 // of the ring into both (96 rows in one block would need 192 accumulators a thread and 110 KB for the query).
 //
 // The reference of a row is the largest score of its first tile; it is raised (and ol, l rescaled) only when a score exceeds
-// it by 2^kSlack. Any reference gives the same quotient ol / l; the largest score is not needed in every tile.
+// it by kSlack (in powers of two). Any reference gives the same quotient ol / l; the largest score is not needed in every
+// tile.
 #include "k3/ops/cuda/launch.cuh"
 #include "k3/ops/cuda/ptx.cuh"
 #include "k3/ops/cuda/wgmma.cuh"
@@ -21,20 +24,14 @@
 namespace k3::ops::cuda {
 namespace {
 
-constexpr int kBlockBytes = 64 * 128, kColumns = 9;
+constexpr int kThreads = 512, kBlockBytes = 64 * 128, kColumns = 9;
 constexpr float kSlack = 10;
 
-// Blocks of the ring, a multiple of 3 (three columns share a barrier of arrival). Two tiles from 48 rows on: then a tile lies at one of
-// two places known to the compiler, and descriptors cost nothing.
 template <int N>
-constexpr int kRing = N >= 48 ? 18 : N == 32 ? 21 : 24;
-template <int N>
-constexpr bool kTwoPlaces = N >= 48;
-// Warpgroups that compute the scores. Where the tile's time is theirs, two (64 rows leave no registers for it).
-template <int N>
-constexpr int kScorers = N == 48 ? 2 : 1;
-template <int N>
-constexpr int kThreads = 128 * (3 + kScorers<N>);
+constexpr int kRing = N == 64   ? 17
+                      : N == 48 ? 20
+                      : N == 32 ? 22
+                                : 25;
 
 template <int N>
 struct Layout {
@@ -42,8 +39,7 @@ struct Layout {
   static constexpr int kFloats = kRingAt + kRing<N> * kBlockBytes;  // reference, factor, limit [N]; cross [4, N]
   static constexpr int kBars = kFloats + 7 * N * 4;  // full, empty [ring]; query full, empty; p full, empty; sums full
   static constexpr int kFlag = kBars + (2 * kRing<N> + 5) * 8;
-  static constexpr int kExchange = kFlag + 32;  // half of the partial scores of either scorer
-  static constexpr int kBytes = kExchange + (kScorers<N> == 2 ? N * 64 * 4 : 0);
+  static constexpr int kBytes = kFlag + 32;
 };
 // What the softmax tells the warpgroups of the values with each tile: one word; and at the end of a segment where it goes.
 constexpr int kRescale = 1, kFirst = 2, kLast = 4, kStop = 8;
@@ -65,11 +61,10 @@ struct Segment {
 };
 
 // The next request of the share with tiles and rows for this block. All roles call it in the same order.
-template <int kPair, bool kWarp>
+template <int kPair>
 __device__ __forceinline__ bool next_segment(const MlaDecodeLaunch& p, Walk& w, Segment& s) {
-  const auto same = [](int x) { return kWarp ? uniform(x) : x; };  // kWarp: called by whole warps
   while (w.request < p.args.batch) {
-    s.length = same(p.args.lengths[w.request]);
+    s.length = p.args.lengths[w.request];
     s.tiles = mla_tiles(s.length);
     s.at = w.at;
     if (w.at + kMlaOverhead >= w.hi) return false;
@@ -86,8 +81,8 @@ __device__ __forceinline__ bool next_segment(const MlaDecodeLaunch& p, Walk& w, 
     }
     if (s.begin == s.end) continue;
     const int first =
-        p.args.offsets != nullptr ? same(p.args.offsets[s.request]) : s.request * static_cast<int>(p.args.max_query_tokens);
-    s.tokens = p.args.offsets != nullptr ? same(p.args.offsets[s.request + 1]) - first : static_cast<int>(p.args.max_query_tokens);
+        p.args.offsets != nullptr ? p.args.offsets[s.request] : s.request * static_cast<int>(p.args.max_query_tokens);
+    s.tokens = p.args.offsets != nullptr ? p.args.offsets[s.request + 1] - first : static_cast<int>(p.args.max_query_tokens);
     const int skip = s.row_tile * p.config.row_tile;
     s.row0 = first * static_cast<int>(p.args.heads) + skip;
     const int rows = s.tokens * static_cast<int>(p.args.heads);
@@ -106,10 +101,10 @@ __device__ __forceinline__ int part_slot(bool first_tile) {
   return mla_part_slot(worker_of_block<kPair>(), first_tile) * kPair + static_cast<int>(blockIdx.x) % kPair;
 }
 
-// All threads. `scratch`: 27 ints of shared memory.
+// All threads. `scratch`: 24 ints of shared memory.
 template <int kPair>
 __device__ Walk find_share(const MlaDecodeLaunch& p, int* scratch) {
-  const int batch = static_cast<int>(p.args.batch), threads = static_cast<int>(blockDim.x), each = (batch + threads - 1) / threads;
+  const int batch = static_cast<int>(p.args.batch), each = (batch + kThreads - 1) / kThreads;
   const int begin = min(static_cast<int>(threadIdx.x) * each, batch), end = min(begin + each, batch);
   const int row_tiles = p.config.row_tiles;
   int cost = 0;
@@ -124,7 +119,7 @@ __device__ Walk find_share(const MlaDecodeLaunch& p, int* scratch) {
   if (lane == 31) scratch[warp] = sum;
   __syncthreads();
   int total = 0;
-  for (int i = 0; i < threads / 32; ++i) {
+  for (int i = 0; i < kThreads / 32; ++i) {
     if (i < warp) sum += scratch[i];
     total += scratch[i];
   }
@@ -134,9 +129,9 @@ __device__ Walk find_share(const MlaDecodeLaunch& p, int* scratch) {
   w.hi = min(w.lo + w.share, total);
   int at = sum - cost;
   if (threadIdx.x == 0) {  // nobody's: an idle block
-    scratch[24] = batch;
-    scratch[25] = 0;
-    scratch[26] = 0;
+    scratch[16] = batch;
+    scratch[17] = 0;
+    scratch[18] = 0;
   }
   __syncthreads();
   if (at <= w.lo && w.lo < sum) {
@@ -145,18 +140,18 @@ __device__ Walk find_share(const MlaDecodeLaunch& p, int* scratch) {
       const int one = mla_tiles(p.args.lengths[b]) + kMlaOverhead;
       if (w.lo < at + one * row_tiles) {
         const int tile = (w.lo - at) / one;
-        scratch[24] = b;
-        scratch[25] = tile;
-        scratch[26] = at + tile * one;
+        scratch[16] = b;
+        scratch[17] = tile;
+        scratch[18] = at + tile * one;
         break;
       }
       at += one * row_tiles;
     }
   }
   __syncthreads();
-  w.request = scratch[24];
-  w.row_tile = scratch[25];
-  w.at = scratch[26];
+  w.request = scratch[16];
+  w.row_tile = scratch[17];
+  w.at = scratch[18];
   __syncthreads();
   return w;
 }
@@ -173,11 +168,6 @@ struct Turn {
       parity ^= 1;
     }
   }
-};
-
-template <int kValue>
-struct Number {
-  static constexpr int value = kValue;
 };
 
 template <int N>
@@ -215,7 +205,7 @@ __device__ void copy_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared) {
   // This block's boxes of a tile: all, or half of them.
   const int rank = static_cast<int>(blockIdx.x) % kPair, box_tokens = p.box_tokens, boxes = kMlaTile / box_tokens / kPair;
   const int page_tokens = static_cast<int>(p.args.pages.page_tokens), box_bytes = box_tokens * 128;
-  while (next_segment<kPair, false>(p, w, s)) {
+  while (next_segment<kPair>(p, w, s)) {
     mbar_wait(bars.query_empty(), query_parity ^ 1);
     query_parity ^= 1;
     mbar_expect(bars.query_full(), kColumns * N * 128);
@@ -245,16 +235,13 @@ __device__ void copy_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared) {
       const int all = left >= kMlaTile ? boxes * kPair : max(0, (left + box_tokens - 1) / box_tokens);
       const int mine = min(boxes, all - rank * boxes);
       if (tile + 1 < s.end) look_up(tile + 1);
-      uint32_t bar = 0;
 #pragma unroll 1
       for (int i = 0; i < kColumns; ++i) {
         const int column = i == 0 ? kLatent : 64 * (i - 1);
         mbar_wait(bars.empty(turn.slot), turn.parity ^ 1);
-        if (i % 3 == 0) {
-          bar = bars.full(turn.slot);
-          mbar_expect(bar, 3 * all * box_bytes);
-        }
+        const uint32_t bar = bars.full(turn.slot);
         uint32_t to = shared + Layout<N>::kRingAt + turn.slot * kBlockBytes + rank * boxes * box_bytes;
+        mbar_expect(bar, all * box_bytes);
 #pragma unroll
         for (int box = 0; box < 4; ++box) {
           if (box >= mine) break;
@@ -273,169 +260,103 @@ __device__ void copy_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared) {
 
 // ---- scores and softmax: one warpgroup ----
 
-// Sums over the 8 lanes with the same lane % 4, each lane keeping a part of the values as long as halving goes evenly; in place.
-constexpr int half(int n) { return n % 2 == 0 ? n / 2 : n; }
+// Sums over the 8 lanes with the same lane % 4, a part of the values for each lane while halving goes evenly.
 template <int K>
-constexpr int kFolded = half(half(half(K)));
-
-template <int kCount, int kBit, int K>
-__device__ __forceinline__ void fold_once(float (&v)[K], int lane) {
-  const bool upper = (lane & kBit) != 0;
+__device__ __forceinline__ void fold(float (&v)[K], int lane) {
+  // in place: after a halving round only the first half counts
+  int bit = 4;
+  if constexpr (K % 2 == 0) {
 #pragma unroll
-  for (int i = 0; i < half(kCount); ++i) {
-    if constexpr (kCount % 2 == 0) {
-      const float send = upper ? v[i] : v[i + kCount / 2], keep = upper ? v[i + kCount / 2] : v[i];
-      v[i] = keep + __shfl_xor_sync(0xFFFFFFFFU, send, kBit);
-    } else {
-      v[i] += __shfl_xor_sync(0xFFFFFFFFU, v[i], kBit);
+    for (int i = 0; i < K / 2; ++i) {
+      const bool upper = (lane & bit) != 0;
+      const float send = upper ? v[i] : v[i + K / 2], keep = upper ? v[i + K / 2] : v[i];
+      v[i] = keep + __shfl_xor_sync(0xFFFFFFFFU, send, bit);
     }
+  }
+  bit = 8;
+  if constexpr (K % 4 == 0) {
+#pragma unroll
+    for (int i = 0; i < K / 4; ++i) {
+      const bool upper = (lane & bit) != 0;
+      const float send = upper ? v[i] : v[i + K / 4], keep = upper ? v[i + K / 4] : v[i];
+      v[i] = keep + __shfl_xor_sync(0xFFFFFFFFU, send, bit);
+    }
+  }
+  bit = 16;
+  if constexpr (K % 8 == 0) {
+#pragma unroll
+    for (int i = 0; i < K / 8; ++i) {
+      const bool upper = (lane & bit) != 0;
+      const float send = upper ? v[i] : v[i + K / 8], keep = upper ? v[i + K / 8] : v[i];
+      v[i] = keep + __shfl_xor_sync(0xFFFFFFFFU, send, bit);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < K / 4; ++i) v[i] += __shfl_xor_sync(0xFFFFFFFFU, v[i], bit);
   }
 }
 template <int K>
-__device__ __forceinline__ void fold(float (&v)[K], int lane) {
-  fold_once<K, 4>(v, lane);
-  fold_once<half(K), 8>(v, lane);
-  fold_once<half(half(K)), 16>(v, lane);
-}
+constexpr int kFolded = K % 8 == 0 ? K / 8 : K / 4;
 // Which value the i-th of a lane's folded ones is.
 template <int K>
 __device__ __forceinline__ int folded_index(int i, int lane) {
-  constexpr int kSecond = half(K), kThird = half(kSecond);
-  if (K % 2 == 0 && (lane & 4) != 0) i += kSecond;
-  if (kSecond % 2 == 0 && (lane & 8) != 0) i += kThird;
-  if (kThird % 2 == 0 && (lane & 16) != 0) i += half(kThird);
-  return i;
+  int index = i + ((lane & 4) != 0 ? K / 2 : 0) + ((lane & 8) != 0 ? K / 4 : 0);
+  if constexpr (K % 8 == 0) index += (lane & 16) != 0 ? K / 8 : 0;
+  return index;
 }
 
 template <int N, int kPair>
 __device__ void score_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared, char* base) {
-  constexpr int kS = kScorers<N>, kRows = N / kS, K = kRows / 4;  // kRows: query rows of this warpgroup's softmax
+  constexpr int K = N / 4;
   const Bars<N> bars{shared + Layout<N>::kBars};
-  int* flag = reinterpret_cast<int*>(base + Layout<N>::kFlag);
-  Target* target = reinterpret_cast<Target*>(base + Layout<N>::kFlag + 16);
-  const int group = kS == 1 ? 0 : uniform(static_cast<int>(threadIdx.x) / 128 - 2), thread = static_cast<int>(threadIdx.x) % 128;
-  const int warp = thread / 32, lane = thread % 32, quad = lane % 4;
-  // Of this warpgroup's rows:
-  float* reference = reinterpret_cast<float*>(base + Layout<N>::kFloats) + group * kRows;
+  float* reference = reinterpret_cast<float*>(base + Layout<N>::kFloats);
   float* factor = reference + N;
   int* limits = reinterpret_cast<int*>(reference + 2 * N);
   float* cross = reference + 3 * N;
-  float4* exchange = reinterpret_cast<float4*>(base + Layout<N>::kExchange) + thread;
-  const bool leader = group == 0 && thread == 0;
+  int* flag = reinterpret_cast<int*>(base + Layout<N>::kFlag);
+  Target* target = reinterpret_cast<Target*>(base + Layout<N>::kFlag + 16);
+  const int thread = static_cast<int>(threadIdx.x) - 256, warp = thread / 32, lane = thread % 32, quad = lane % 4;
   constexpr float scale = kMlaScale * kLog2e;
-  const uint32_t p_store = shared + Layout<N>::kP + group * kRows * 128 + ((lane / 16) * 8 + lane % 8) * 128 +
+  const uint32_t p_store = shared + Layout<N>::kP + ((lane / 16) * 8 + lane % 8) * 128 +
                            (((16 * warp + 8 * (lane / 8 % 2)) * 2) ^ ((lane & 7) << 4));
   Turn<kRing<N>> turn;
   uint32_t query_parity = 0, p_parity = 0;
   Segment s;
-  float l[kFolded<K>], raw[N / 2];
-  const auto steps = [&](uint32_t tile, auto from, auto to) {  // steps of 16 of the 576 columns, `tile` at its place in the ring
-#pragma unroll
-    for (int i = decltype(from)::value; i < decltype(to)::value; ++i) {
-      const uint64_t a = desc_128(tile + i / 4 * kBlockBytes) + i % 4 * 2;
-      const uint64_t b = desc_128(shared + (i < 4 ? 8 : i / 4 - 1) * N * 128) + i % 4 * 2;
-      Wgmma<N>::ss(raw, a, b, i > 0 && !(kS == 2 && i == 18));
-    }
-  };
-  const auto multiply = [&](const Turn<kRing<N>>& turn) {
-    if constexpr (kTwoPlaces<N>) {
-      const auto at = [&](auto place) {
-        constexpr int kPlace = decltype(place)::value;
-        const uint32_t tile = shared + Layout<N>::kRingAt + kPlace * kBlockBytes;
-        const auto wait = [&](int column) {
-          mbar_wait(bars.full(kPlace + column), turn.parity);
-          wgmma_fence();
-        };
-        if (kS == 1 || group == 0) {
-          wait(0);
-          steps(tile, Number<0>{}, Number<12>{});
-          wait(3);
-          if constexpr (kS == 1) {
-            steps(tile, Number<12>{}, Number<24>{});
-            wait(6);
-            steps(tile, Number<24>{}, Number<36>{});
-          } else {
-            steps(tile, Number<12>{}, Number<18>{});
-          }
-        } else {
-          wait(3);
-          steps(tile, Number<18>{}, Number<24>{});
-          wait(6);
-          steps(tile, Number<24>{}, Number<36>{});
-        }
-      };
-      if (turn.slot == 0) {
-        at(Number<0>{});
-      } else {
-        at(Number<kColumns>{});
-      }
-    } else {
-      Turn<kRing<N>> at = turn;
-      const auto third = [&](auto from, auto to) {
-        mbar_wait(bars.full(at.slot), at.parity);
-        wgmma_fence();
-        steps(shared + Layout<N>::kRingAt + (at.slot - decltype(from)::value / 4) * kBlockBytes, from, to);
-        at.advance(3);
-      };
-      third(Number<0>{}, Number<12>{});
-      third(Number<12>{}, Number<24>{});
-      third(Number<24>{}, Number<36>{});
-    }
-    wgmma_commit();
-  };
-  w.request = uniform(w.request);
-  w.row_tile = uniform(w.row_tile);
-  w.at = uniform(w.at);
-  w.lo = uniform(w.lo);
-  w.hi = uniform(w.hi);
-  while (next_segment<kPair, true>(p, w, s)) {
+  float l[kFolded<K>];
+  while (uniform(next_segment<kPair>(p, w, s)) != 0) {
     const int window = uniform(s.length - s.tokens + 1), heads = static_cast<int>(p.args.heads),
               row0 = s.row_tile * p.config.row_tile;
     const int begin = uniform(s.begin), end = uniform(s.end), length = uniform(s.length);
-    named_barrier(1 + group, 128);  // limits, cross of the segment before have been read
-    if (thread < kRows) {
-      const int row = group * kRows + thread;
-      limits[thread] = row < s.rows ? window + (row0 + row) / heads : 0;
-    }
+    named_barrier(1, 128);  // limits, cross of the segment before have been read
+    if (thread < N) limits[thread] = thread < s.rows ? window + (row0 + thread) / heads : 0;
 #pragma unroll
     for (float& x : l) x = 0;
-    named_barrier(1 + group, 128);
+    named_barrier(1, 128);
     mbar_wait(bars.query_full(), query_parity);
     query_parity ^= 1;
-    float x[kRows / 2];
-    const auto take = [&](int tile) {  // scores in units of log2, less the reference
-      wgmma_wait<0>();
-      if (group == 0) release_block<kPair>(bars.empty(turn.slot), lane);  // the shared key is not a value
-      if (lane == 0 && tile + 1 == end) mbar_arrive(bars.query_empty());
-      if constexpr (kS == 2) {  // the other's half of the columns for my rows
+#pragma unroll 1
+    for (int tile = begin; tile < end; ++tile) {
+      float x[N / 2];
+      Turn<kRing<N>> at = turn;
 #pragma unroll
-        for (int j = 0; j < kRows / 8; ++j) {
-          const float4 low = {raw[4 * j], raw[4 * j + 1], raw[4 * j + 2], raw[4 * j + 3]};
-          const float* upper = raw + kRows / 2 + 4 * j;
-          const float4 high = {upper[0], upper[1], upper[2], upper[3]};
-          const float4 mine = group == 0 ? low : high, other = group == 0 ? high : low;
-          exchange[((1 - group) * (kRows / 8) + j) * 128] = other;
-          x[4 * j] = mine.x;
-          x[4 * j + 1] = mine.y;
-          x[4 * j + 2] = mine.z;
-          x[4 * j + 3] = mine.w;
-        }
-        named_barrier(3, 256);
+      for (int i = 0; i < kColumns; ++i) {
+        mbar_wait(bars.full(at.slot), at.parity);
+        wgmma_fence();
+        const uint64_t a = desc_128(shared + Layout<N>::kRingAt + at.slot * kBlockBytes);
+        const uint64_t b = desc_128(shared + (i == 0 ? 8 : i - 1) * N * 128);
 #pragma unroll
-        for (int j = 0; j < kRows / 8; ++j) {
-          const float4 v = exchange[(group * (kRows / 8) + j) * 128];
-          x[4 * j] += v.x;
-          x[4 * j + 1] += v.y;
-          x[4 * j + 2] += v.z;
-          x[4 * j + 3] += v.w;
-        }
-      } else {
-#pragma unroll
-        for (int i = 0; i < kRows / 2; ++i) x[i] = raw[i];
+        for (int k = 0; k < 4; ++k) Wgmma<N>::ss(x, a + 2 * k, b + 2 * k, i + k > 0);
+        at.advance();
       }
+      wgmma_commit();
+      wgmma_wait<0>();
+      release_block<kPair>(bars.empty(turn.slot), lane);  // the shared key is not a value
+      if (lane == 0 && tile + 1 == end) mbar_arrive(bars.query_empty());
+      const int first_token = tile * kMlaTile, left = length - first_token;
       const bool first = tile == begin;
+      float top = -INFINITY;
 #pragma unroll
-      for (int j = 0; j < kRows / 8; ++j) {
+      for (int j = 0; j < N / 8; ++j) {
         float2 ref = {0, 0};
         if (!first) ref = *reinterpret_cast<const float2*>(reference + 8 * j + 2 * quad);
         x[4 * j] = fmaf(x[4 * j], scale, -ref.x);
@@ -443,15 +364,10 @@ __device__ void score_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared, ch
         x[4 * j + 2] = fmaf(x[4 * j + 2], scale, -ref.x);
         x[4 * j + 3] = fmaf(x[4 * j + 3], scale, -ref.y);
       }
-    };
-    const auto soften = [&](int tile) {
-      const int first_token = tile * kMlaTile, left = length - first_token;
-      const bool first = tile == begin;
-      float top = -INFINITY;
       if (first_token + kMlaTile > window) {
         const int token = first_token + 16 * warp + lane / 4;
 #pragma unroll
-        for (int j = 0; j < kRows / 8; ++j) {
+        for (int j = 0; j < N / 8; ++j) {
           const int2 limit = *reinterpret_cast<const int2*>(limits + 8 * j + 2 * quad);
           if (token >= limit.x) x[4 * j] = -INFINITY;
           if (token >= limit.y) x[4 * j + 1] = -INFINITY;
@@ -460,13 +376,13 @@ __device__ void score_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared, ch
         }
       }
 #pragma unroll
-      for (int i = 0; i < kRows / 2; ++i) top = fmaxf(top, x[i]);
-      const bool raise = uniform(named_barrier_any(3, 128 * kS, first || top > kSlack)) != 0;
+      for (int i = 0; i < N / 2; ++i) top = fmaxf(top, x[i]);
+      const bool raise = uniform(named_barrier_any(1, 128, first || top > kSlack)) != 0;
       mbar_wait(bars.p_empty(), p_parity ^ 1);
       p_parity ^= 1;
       if (raise) {
 #pragma unroll
-        for (int j = 0; j < kRows / 8; ++j) {
+        for (int j = 0; j < N / 8; ++j) {
 #pragma unroll
           for (int c = 0; c < 2; ++c) {
             float most = fmaxf(x[4 * j + c], x[4 * j + 2 + c]);
@@ -475,8 +391,8 @@ __device__ void score_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared, ch
             if (lane < 4) cross[warp * N + 8 * j + 2 * quad + c] = most;
           }
         }
-        named_barrier(1 + group, 128);
-        if (thread < kRows) {
+        named_barrier(1, 128);
+        if (thread < N) {
           float up = fmaxf(fmaxf(cross[thread], cross[N + thread]), fmaxf(cross[2 * N + thread], cross[3 * N + thread]));
           if (first) {
             up = up == -INFINITY ? 0 : up;
@@ -489,9 +405,9 @@ __device__ void score_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared, ch
           if (!first)
             factor[thread] = exp2f(-up);  // at the first tile it may still be read as the sums of the segment before
         }
-        named_barrier(1 + group, 128);
+        named_barrier(1, 128);
 #pragma unroll
-        for (int j = 0; j < kRows / 8; ++j) {
+        for (int j = 0; j < N / 8; ++j) {
           const float2 up = *reinterpret_cast<const float2*>(cross + 8 * j + 2 * quad);
           x[4 * j] -= up.x;
           x[4 * j + 1] -= up.y;
@@ -505,35 +421,32 @@ __device__ void score_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared, ch
           l[i] *= factor[index / 2 * 8 + 2 * quad + index % 2];
         }
       }
-      if (leader) *flag = (first ? kFirst : raise ? kRescale : 0) | (tile + 1 == end ? kLast : 0);
+      if (thread == 0) *flag = (first ? kFirst : raise ? kRescale : 0) | (tile + 1 == end ? kLast : 0);
       if (left < kMlaTile) {  // what the pages hold beyond the request may be anything, and 0 * NaN is NaN
         const int keep = max(left, 0);
         Turn<kRing<N>> block = turn;
         for (int i = 0; i < 8; ++i) {
           block.advance();
           char* rows = base + Layout<N>::kRingAt + block.slot * kBlockBytes + keep * 128;
-          for (int e = 128 * group + thread; e < (kMlaTile - keep) * 8; e += 128 * kS)
+          for (int e = thread; e < (kMlaTile - keep) * 8; e += 128)
             *reinterpret_cast<uint4*>(rows + e * 16) = uint4{0, 0, 0, 0};
         }
       }
       float sums[K];
-      uint32_t packed[kRows / 4];
 #pragma unroll
-      for (int j = 0; j < kRows / 8; ++j) {
-        float* v = x + 4 * j;
+      for (int j = 0; j < N / 8; j += 2) {
+        uint32_t packed[4];
 #pragma unroll
-        for (int e = 0; e < 4; ++e) v[e] = exp2_approx(v[e]);
-        sums[2 * j] = v[0] + v[2];
-        sums[2 * j + 1] = v[1] + v[3];
-        packed[2 * j] = pack_bf16(v[0], v[1]);
-        packed[2 * j + 1] = pack_bf16(v[2], v[3]);
-        if (j % 2 == 1) {
-          const uint32_t four[4] = {packed[2 * j - 2], packed[2 * j - 1], packed[2 * j], packed[2 * j + 1]};
-          stmatrix_x4_trans(p_store + (j - 1) * 1024, four);
-        } else if (j + 1 == kRows / 8) {
-          const uint32_t two[2] = {packed[2 * j], packed[2 * j + 1]};
-          stmatrix_x2_trans(p_store + j * 1024, two);
+        for (int i = 0; i < 2; ++i) {
+          float* v = x + 4 * (j + i);
+#pragma unroll
+          for (int e = 0; e < 4; ++e) v[e] = exp2_approx(v[e]);
+          sums[2 * (j + i)] = v[0] + v[2];
+          sums[2 * (j + i) + 1] = v[1] + v[3];
+          packed[2 * i] = pack_bf16(v[0], v[1]);
+          packed[2 * i + 1] = pack_bf16(v[2], v[3]);
         }
+        stmatrix_x4_trans(p_store + j * 1024, packed);
       }
       fence_async_proxy();
       __syncwarp();
@@ -542,43 +455,37 @@ __device__ void score_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared, ch
 #pragma unroll
       for (int i = 0; i < kFolded<K>; ++i) l[i] += sums[i];
       turn.advance(kColumns);
-    };
-#pragma unroll 1
-    for (int tile = begin; tile < end; ++tile) {
-      multiply(turn);
-      take(tile);
-      soften(tile);
     }
     // The sums of the segment.
-    named_barrier(1 + group, 128);  // cross has been read
+    named_barrier(1, 128);  // cross has been read
 #pragma unroll
     for (int i = 0; i < kFolded<K>; ++i) {
       const int index = folded_index<K>(i, lane);
       cross[warp * N + index / 2 * 8 + 2 * quad + index % 2] = l[i];
     }
-    named_barrier(1 + group, 128);
+    named_barrier(1, 128);
     mbar_wait(bars.p_empty(),
               p_parity ^ 1);  // factor has been read; the parity is not moved on: the next tile waits for the same
     const bool whole = s.begin == 0 && s.end == s.tiles;
-    if (thread < kRows) {
+    if (thread < N) {
       const float sum = cross[thread] + cross[N + thread] + cross[2 * N + thread] + cross[3 * N + thread];
       factor[thread] = sum > 0 ? 1 / sum : 0;
       if (!whole) {
-        p.parts.sums[part_slot<kPair>(s.begin == 0) * N + group * kRows + thread] = {reference[thread], sum};
-      } else if (p.args.lse != nullptr && group * kRows + thread < s.rows) {
-        p.args.lse[s.row0 + group * kRows + thread] = sum > 0 ? (reference[thread] + log2f(sum)) * kLn2 : -INFINITY;
+        p.parts.sums[part_slot<kPair>(s.begin == 0) * N + thread] = {reference[thread], sum};
+      } else if (p.args.lse != nullptr && thread < s.rows) {
+        p.args.lse[s.row0 + thread] = sum > 0 ? (reference[thread] + log2f(sum)) * kLn2 : -INFINITY;
       }
     }
-    if (leader) *target = {s.row0, s.rows, whole ? -1 : part_slot<kPair>(s.begin == 0)};
+    if (thread == 0) *target = {s.row0, s.rows, whole ? -1 : part_slot<kPair>(s.begin == 0)};
     __syncwarp();
     if (lane == 0) mbar_arrive(bars.sums_full());
-    if (leader && !whole && s.begin == 0) {
+    if (thread == 0 && !whole && s.begin == 0) {
       p.parts.splits[blockIdx.x] = {s.request * p.config.row_tiles * kPair + s.row_tile,
                                     mla_last_worker(s.at, s.tiles, w.share) - worker_of_block<kPair>() + 1};
     }
   }
   mbar_wait(bars.p_empty(), p_parity ^ 1);
-  if (leader) *flag = kStop;
+  if (thread == 0) *flag = kStop;
   __syncwarp();
   if (lane == 0) mbar_arrive(bars.p_full());
 }
@@ -629,7 +536,6 @@ __device__ void value_role(const MlaDecodeLaunch& p, uint32_t shared, const char
   const Bars<N> bars{shared + Layout<N>::kBars};
   const float* factor = reinterpret_cast<const float*>(base + Layout<N>::kFloats) + N;
   const int group = uniform(static_cast<int>(threadIdx.x) / 128), lane = static_cast<int>(threadIdx.x) % 32;
-  const uint32_t mine = shared + Layout<N>::kRingAt + (1 + group) * kBlockBytes;
   int slot = 1 + group;  // of this warpgroup's first block of the tile
   uint32_t p_parity = 0, sums_parity = 0;
   float acc[4][N / 2];
@@ -654,32 +560,15 @@ __device__ void value_role(const MlaDecodeLaunch& p, uint32_t shared, const char
       }
     }
     const uint64_t b = desc_128(shared + Layout<N>::kP);
-    const auto add = [&](int i, uint32_t block) {
-      const uint64_t a = desc_128(block);
+    int at = slot;
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint64_t a = desc_128(shared + Layout<N>::kRingAt + at * kBlockBytes);
 #pragma unroll
       for (int k = 0; k < 4; ++k) Wgmma<N>::template ss<1, 0>(acc[i], a + 128 * k, b + 2 * k, k > 0 || (flag & kFirst) == 0);
       wgmma_commit();
-    };
-    const int begin = slot;
-    if constexpr (kTwoPlaces<N>) {
-      const auto at = [&](auto place) {
-        wgmma_fence();
-#pragma unroll
-        for (int i = 0; i < 4; ++i) add(i, mine + (decltype(place)::value + 2 * i) * kBlockBytes);
-      };
-      if (slot < kColumns) {
-        at(Number<0>{});
-      } else {
-        at(Number<kColumns>{});
-      }
-    } else {
-      wgmma_fence();
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        add(i, shared + Layout<N>::kRingAt + slot * kBlockBytes);
-        slot = later(slot, 2);
-      }
-      slot = begin;
+      at = later(at, 2);
     }
     const auto release = [&] {
       release_block<kPair>(bars.empty(slot), lane);
@@ -718,7 +607,7 @@ __device__ void value_role(const MlaDecodeLaunch& p, uint32_t shared, const char
 }
 
 template <int N, int kPair>
-__global__ void __launch_bounds__(kThreads<N>, 1) decode(const __grid_constant__ MlaDecodeLaunch p) {
+__global__ void __launch_bounds__(kThreads, 1) decode(const __grid_constant__ MlaDecodeLaunch p) {
   extern __shared__ __align__(1024) char memory[];
   const uint32_t shared = shared_address(memory);
   const Bars<N> bars{shared + Layout<N>::kBars};
@@ -729,10 +618,10 @@ __global__ void __launch_bounds__(kThreads<N>, 1) decode(const __grid_constant__
       mbar_init(bars.empty(i), 4 * kPair);
     }
     mbar_init(bars.query_full(), 1);
-    mbar_init(bars.query_empty(), 4 * kScorers<N>);
-    mbar_init(bars.p_full(), 4 * kScorers<N>);
+    mbar_init(bars.query_empty(), 4);
+    mbar_init(bars.p_full(), 4);
     mbar_init(bars.p_empty(), 8);
-    mbar_init(bars.sums_full(), 4 * kScorers<N>);
+    mbar_init(bars.sums_full(), 4);
     mbar_init_fence();
   }
   pdl_wait();
@@ -741,19 +630,16 @@ __global__ void __launch_bounds__(kThreads<N>, 1) decode(const __grid_constant__
   const Walk w = find_share<kPair>(p, reinterpret_cast<int*>(memory + Layout<N>::kFloats));
   if constexpr (kPair == 2) cluster_sync();  // nothing is sent to a barrier that is not there yet
   const int role = uniform(static_cast<int>(threadIdx.x) / 128);
-  // Registers of a lane: 512 among the four warps of a quarter of the multiprocessor, 480 among five.
-  constexpr int kValueRegisters = N == 64 ? 168 : 152, kScoreRegisters = kScorers<N> == 2 ? 64 : N == 64 ? 128 : 152;
-  constexpr int kCopyRegisters = kScorers<N> == 2 ? 40 : N == 64 ? 48 : 56;
-  if (role == 2 + kScorers<N>) {
-    fewer_registers<kCopyRegisters>();
-    if (threadIdx.x % 128 == 0) copy_role<N, kPair>(p, w, shared);
-  } else if (role >= 2) {
-    if constexpr (kScoreRegisters > 128) more_registers<kScoreRegisters>();
-    if constexpr (kScoreRegisters < 128) fewer_registers<kScoreRegisters>();
-    score_role<N, kPair>(p, w, shared, memory);
+  // Registers: 512 a lane for the four warps of a quarter of the multiprocessor.
+  if (role == 3) {
+    fewer_registers<(N == 64 ? 64 : 88)>();
+    if (threadIdx.x == 384) copy_role<N, kPair>(p, w, shared);
+  } else if (role == 2) {
+    fewer_registers<(N == 64 ? 112 : 128)>();
+    score_role<N, kPair>(p, w, static_cast<uint32_t>(uniform(static_cast<int>(shared))), memory);
   } else {
-    more_registers<kValueRegisters>();
-    value_role<N, kPair>(p, shared, memory);
+    more_registers<(N == 64 ? 168 : 144)>();
+    value_role<N, kPair>(p, static_cast<uint32_t>(uniform(static_cast<int>(shared))), memory);
   }
   if constexpr (kPair == 2) {
     __syncwarp();
@@ -761,128 +647,10 @@ __global__ void __launch_bounds__(kThreads<N>, 1) decode(const __grid_constant__
   }
 }
 
-// ---- merging the parts of split requests ----
-
-// A unit is 64 latents x 8 rows of one split request: float4 `thread` of it is rows 2 (thread % 4) + {0, 1} of latents
-// 16 (thread / 32) + thread % 32 / 4 + {0, 8}. Four groups of 128 threads take every fourth part.
-__global__ void __launch_bounds__(512) merge(const __grid_constant__ MlaDecodeLaunch p) {
-  __shared__ float weights[kMlaMaxWorkers][8];
-  __shared__ float4 others[3][128];
-  __shared__ __nv_bfloat16 rows[8][64 + 8];
-  __shared__ int begins[kMlaMaxWorkers];
-  __shared__ int counts[9];
-  const int thread = static_cast<int>(threadIdx.x), group = thread / 128, lane = thread % 32, warp = thread / 32;
-  pdl_wait();
-  const int n = p.config.row_tile, pair = p.config.pair, blocks = p.config.workers * pair;
-  const bool split = thread < blocks && p.parts.splits[thread].x >= 0;
-  const unsigned ballot = __ballot_sync(0xFFFFFFFFU, split);
-  if (lane == 0 && warp < 8) counts[warp] = __popc(ballot);
-  __syncthreads();
-  if (thread == 0) {
-    int sum = 0;
-    for (int i = 0; i < 8; ++i) {
-      const int here = counts[i];
-      counts[i] = sum;
-      sum += here;
-    }
-    counts[8] = sum;
-  }
-  __syncthreads();
-  if (split) begins[counts[warp] + __popc(ballot & ((1U << lane) - 1))] = thread;
-  __syncthreads();
-  const int units = n;  // n / 8 groups of rows, 8 of latents
-  for (int item = static_cast<int>(blockIdx.x); item < counts[8] * units; item += static_cast<int>(gridDim.x)) {
-    const int block = begins[item / units], worker = block / pair, unit = item % units, latents = unit / (n / 8),
-              group8 = unit % (n / 8);
-    const int2 record = p.parts.splits[block];
-    const int row_tiles = p.config.row_tiles * pair, request = record.x / row_tiles, row_tile = record.x % row_tiles,
-              count = record.y;
-    const int heads = static_cast<int>(p.args.heads);
-    const int first =
-        p.args.offsets != nullptr ? p.args.offsets[request] : request * static_cast<int>(p.args.max_query_tokens);
-    const int tokens =
-        p.args.offsets != nullptr ? p.args.offsets[request + 1] - first : static_cast<int>(p.args.max_query_tokens);
-    const int row0 = first * heads + row_tile * n + 8 * group8, left = tokens * heads - row_tile * n - 8 * group8;
-    if (left <= 0) continue;  // the same for the whole block
-    const auto slot = [&](int part) {
-      return (part == 0 ? mla_part_slot(worker, true) : mla_part_slot(worker + part, false)) * pair + block % pair;
-    };
-    if (warp < 8) {  // one row each
-      float most = -INFINITY;
-      for (int i = lane; i < count; i += 32) {
-        const float2 s = p.parts.sums[slot(i) * n + 8 * group8 + warp];
-        if (s.y > 0) most = fmaxf(most, s.x);
-      }
-      most = warp_max(most);
-      float sum = 0;
-      for (int i = lane; i < count; i += 32) {
-        const float2 s = p.parts.sums[slot(i) * n + 8 * group8 + warp];
-        const float weight = s.y > 0 ? exp2f(s.x - most) : 0;
-        weights[i][warp] = weight;
-        sum += weight * s.y;
-      }
-      sum = warp_sum(sum);
-      const float inverse = sum > 0 ? 1 / sum : 0;
-      for (int i = lane; i < count; i += 32) weights[i][warp] *= inverse;
-      if (lane == 0 && latents == 0 && p.args.lse != nullptr && warp < left) {
-        p.args.lse[row0 + warp] = sum > 0 ? (most + log2f(sum)) * kLn2 : -INFINITY;
-      }
-    }
-    __syncthreads();
-    const float4* acc = reinterpret_cast<const float4*>(p.parts.acc) + unit * 128 + thread % 128;
-    const int64_t stride = static_cast<int64_t>(n) * (kLatent / 4);
-    float4 sum = {0, 0, 0, 0};
-#pragma unroll 4
-    for (int i = group; i < count; i += 4) {
-      const float4 v = acc[slot(i) * stride];
-      const float2 f = *reinterpret_cast<const float2*>(&weights[i][2 * (thread % 4)]);
-      sum.x += f.x * v.x;
-      sum.y += f.y * v.y;
-      sum.z += f.x * v.z;
-      sum.w += f.y * v.w;
-    }
-    if (group > 0) others[group - 1][thread % 128] = sum;
-    __syncthreads();
-    if (group == 0) {
-#pragma unroll
-      for (int i = 0; i < 3; ++i) {
-        const float4 v = others[i][thread];
-        sum.x += v.x;
-        sum.y += v.y;
-        sum.z += v.z;
-        sum.w += v.w;
-      }
-      const int row = 2 * (thread % 4), latent = 16 * warp + lane / 4;
-      if (p.args.ol_f32) {
-        float* out = static_cast<float*>(p.args.ol) + (static_cast<int64_t>(row0) + row) * kLatent + 64 * latents + latent;
-        if (row < left) {
-          out[0] = sum.x;
-          out[8] = sum.z;
-        }
-        if (row + 1 < left) {
-          out[kLatent] = sum.y;
-          out[kLatent + 8] = sum.w;
-        }
-      } else {
-        rows[row][latent] = __float2bfloat16(sum.x);
-        rows[row + 1][latent] = __float2bfloat16(sum.y);
-        rows[row][latent + 8] = __float2bfloat16(sum.z);
-        rows[row + 1][latent + 8] = __float2bfloat16(sum.w);
-      }
-    }
-    __syncthreads();
-    if (!p.args.ol_f32 && thread < 64 && thread / 8 < left) {
-      auto* out = static_cast<__nv_bfloat16*>(p.args.ol) + (static_cast<int64_t>(row0) + thread / 8) * kLatent +
-                  64 * latents + thread % 8 * 8;
-      *reinterpret_cast<uint4*>(out) = *reinterpret_cast<const uint4*>(&rows[thread / 8][thread % 8 * 8]);
-    }
-  }
-}
-
 template <int N, int kPair>
 int start(const MlaDecodeLaunch& p, cudaStream_t stream) {
   const LaunchOptions options{.grid = dim3(static_cast<unsigned>(p.config.workers * kPair)),
-                              .block = dim3(kThreads<N>),
+                              .block = dim3(kThreads),
                               .shared_bytes = Layout<N>::kBytes,
                               .cluster = kPair,
                               .dependent = true};
@@ -899,13 +667,6 @@ int mla_decode_sm90_launch(const MlaDecodeLaunch& p, cudaStream_t stream) {
     case 48: return start<48, 1>(p, stream);
     default: return start<64, 1>(p, stream);
   }
-}
-
-int mla_merge_launch(const MlaDecodeLaunch& p, cudaStream_t stream) {
-  const int64_t blocks = p.config.workers * p.config.pair, tiles = p.args.batch * p.config.row_tiles * p.config.pair;
-  const int64_t most = (tiles < blocks ? tiles : blocks) * p.config.row_tile, grid = most < 4 * blocks ? most : 4 * blocks;
-  const LaunchOptions options{.grid = dim3(static_cast<unsigned>(grid)), .block = dim3(512), .dependent = true};
-  return launch(merge, options, stream, p);
 }
 
 }  // namespace k3::ops::cuda

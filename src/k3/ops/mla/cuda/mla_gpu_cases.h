@@ -51,7 +51,8 @@ class PagedData {
     for (size_t s = 0; s < c.lengths.size(); ++s) {
       rows_.push_back(random_bf16(c.lengths[s] * kRow, seed + 100 + s));
       for (int64_t t = 0; t < c.lengths[s]; ++t) {
-        if (t % c.page_tokens == 0) table[s * static_cast<size_t>(table_stride_) + static_cast<size_t>(t / c.page_tokens)] = order[next++];
+        if (t % c.page_tokens == 0)
+          table[s * static_cast<size_t>(table_stride_) + static_cast<size_t>(t / c.page_tokens)] = order[next++];
         const int64_t page = order[next - 1];
         for (int64_t i = 0; i < kRow; ++i) {
           float& x = rows_[s][static_cast<size_t>(t * kRow + i)];
@@ -86,9 +87,11 @@ class PagedData {
   DeviceArray<int32_t> table_, lengths_;
 };
 
-// One query row over `visible` keys of width `width`, values the first `values` of the rows at `value_of`. Double throughout.
+// One query row over `visible` keys of width `width`, values the first `values` of the rows at `value_of`. Double
+// throughout.
 template <class Key, class Value>
-double attend_ref(const float* query, int64_t width, int64_t visible, int64_t values, const Key& key_of, const Value& value_of, float* out) {
+double attend_ref(const float* query, int64_t width, int64_t visible, int64_t values, const Key& key_of,
+                  const Value& value_of, float* out) {
   std::vector<double> p(static_cast<size_t>(std::max<int64_t>(visible, 0)));
   double top = -INFINITY, sum = 0;
   for (int64_t j = 0; j < visible; ++j) {

@@ -25,11 +25,25 @@ void check_append(const std::vector<int>& history, const std::vector<int>& count
   const std::vector<float> kv = random_bf16(padded * stride, 5), weight = random_bf16(kRank, 6);
   const DeviceArray<uint16_t> kv_d(to_bf16(kv)), weight_d(to_bf16(weight)), rows(all.back() * kRow + 1);
   const DeviceArray<int32_t> offsets_d(offsets), all_d(all), history_d(std::vector<int32_t>(history.begin(), history.end()));
-  ASSERT_TRUE(latent_append_cuda({.kv = kv_d.data(), .kv_stride = stride, .norm_weight = weight_d.data(), .eps = 1e-6F, .tokens = padded,
-                                  .batch = data.requests(), .offsets = offsets_d.data(), .history = history_d.data(), .pages = data.pages()},
-                                 nullptr).ok());
-  ASSERT_TRUE(latent_gather_cuda({.out = rows.data(), .out_stride = kRow, .tokens = all.back(), .batch = data.requests(),
-                                  .offsets = all_d.data(), .pages = data.pages()}, nullptr).ok());
+  ASSERT_TRUE(latent_append_cuda({.kv = kv_d.data(),
+                                  .kv_stride = stride,
+                                  .norm_weight = weight_d.data(),
+                                  .eps = 1e-6F,
+                                  .tokens = padded,
+                                  .batch = data.requests(),
+                                  .offsets = offsets_d.data(),
+                                  .history = history_d.data(),
+                                  .pages = data.pages()},
+                                 nullptr)
+                  .ok());
+  ASSERT_TRUE(latent_gather_cuda({.out = rows.data(),
+                                  .out_stride = kRow,
+                                  .tokens = all.back(),
+                                  .batch = data.requests(),
+                                  .offsets = all_d.data(),
+                                  .pages = data.pages()},
+                                 nullptr)
+                  .ok());
   gpu_sync();
   const std::vector<float> got = from_bf16(rows.get());
   for (size_t s = 0; s < history.size(); ++s) {
@@ -49,7 +63,8 @@ void check_append(const std::vector<int>& history, const std::vector<int>& count
           continue;
         }
         const double expected = static_cast<double>(raw[i]) * factor * static_cast<double>(weight[static_cast<size_t>(i)]);
-        ASSERT_NEAR(static_cast<double>(mine[i]), expected, std::abs(expected) * 0x1.02p-8) << i;  // half a unit of BF16 and a little
+        ASSERT_NEAR(static_cast<double>(mine[i]), expected, std::abs(expected) * 0x1.02p-8)
+            << i;  // half a unit of BF16 and a little
       }
     }
   }
@@ -70,7 +85,9 @@ void check_products(int64_t heads, int64_t tokens) {
   const DeviceArray<uint16_t> q_d(to_bf16(q)), kv_b_d(to_bf16(kv_b)), ol_d(to_bf16(ol)), gate_d(to_bf16(gate));
   const DeviceArray<uint16_t> query(tokens * heads * kRow), out(tokens * out_stride);
   ASSERT_TRUE(mla_absorb_cuda({q_d.data(), q_stride, kv_b_d.data(), query.data(), tokens, heads}, nullptr).ok());
-  ASSERT_TRUE(mla_values_cuda({ol_d.data(), kv_b_d.data(), gate_d.data(), gate_stride, out.data(), out_stride, tokens, heads}, nullptr).ok());
+  ASSERT_TRUE(mla_values_cuda(
+                  {ol_d.data(), kv_b_d.data(), gate_d.data(), gate_stride, out.data(), out_stride, tokens, heads}, nullptr)
+                  .ok());
   gpu_sync();
   const std::vector<float> got_query = from_bf16(query.get()), got_out = from_bf16(out.get());
   std::vector<float> ref_query(got_query.size()), ref_out, mine_out;
@@ -81,14 +98,18 @@ void check_products(int64_t heads, int64_t tokens) {
     std::vector<double> sums(kRank);
     for (int64_t d = 0; d < 128; ++d) {
       const auto x = static_cast<double>(q[static_cast<size_t>(t * q_stride + h * 192 + d)]);
-      for (int64_t i = 0; i < kRank; ++i) sums[static_cast<size_t>(i)] += x * static_cast<double>(kv_b[static_cast<size_t>((h * 256 + d) * kRank + i)]);
+      for (int64_t i = 0; i < kRank; ++i)
+        sums[static_cast<size_t>(i)] += x * static_cast<double>(kv_b[static_cast<size_t>((h * 256 + d) * kRank + i)]);
     }
-    for (int64_t i = 0; i < kRank; ++i) ref_query[static_cast<size_t>(row * kRow + i)] = static_cast<float>(sums[static_cast<size_t>(i)]);
-    for (int64_t i = 0; i < 64; ++i) ref_query[static_cast<size_t>(row * kRow + kRank + i)] = q[static_cast<size_t>(t * q_stride + h * 192 + 128 + i)];
+    for (int64_t i = 0; i < kRank; ++i)
+      ref_query[static_cast<size_t>(row * kRow + i)] = static_cast<float>(sums[static_cast<size_t>(i)]);
+    for (int64_t i = 0; i < 64; ++i)
+      ref_query[static_cast<size_t>(row * kRow + kRank + i)] = q[static_cast<size_t>(t * q_stride + h * 192 + 128 + i)];
     for (int64_t d = 0; d < 128; ++d) {
       double sum = 0;
       for (int64_t i = 0; i < kRank; ++i) {
-        sum += static_cast<double>(ol[static_cast<size_t>(row * kRank + i)]) * static_cast<double>(kv_b[static_cast<size_t>((h * 256 + 128 + d) * kRank + i)]);
+        sum += static_cast<double>(ol[static_cast<size_t>(row * kRank + i)]) *
+               static_cast<double>(kv_b[static_cast<size_t>((h * 256 + 128 + d) * kRank + i)]);
       }
       sum /= 1 + std::exp(-static_cast<double>(gate[static_cast<size_t>(t * gate_stride + h * 128 + d)]));
       ref_out[static_cast<size_t>(row * 128 + d)] = static_cast<float>(sum);
@@ -119,7 +140,8 @@ TEST(MlaProductsGpu, HeadsAndRows) {
   check_products(48, 70);
 }
 
-void check_prefill(int64_t heads, const std::vector<int>& counts, const std::vector<int>& history, bool any = false, bool gated = true) {
+void check_prefill(int64_t heads, const std::vector<int>& counts, const std::vector<int>& history, bool any = false,
+                   bool gated = true) {
   SCOPED_TRACE(fmt::format("H={} n={} history {}", heads, counts[0], history[0]));
   std::vector<int> lengths;
   for (size_t s = 0; s < counts.size(); ++s) lengths.push_back(counts[s] + history[s]);
@@ -131,14 +153,27 @@ void check_prefill(int64_t heads, const std::vector<int>& counts, const std::vec
   std::vector<uint16_t> expanded_bits = to_bf16(expanded), latent_bits = to_bf16(latent);
   expanded_bits.resize(static_cast<size_t>((keys + slack) * e_stride), 0xFFFF);  // NaN behind the last key
   latent_bits.resize(static_cast<size_t>((keys + slack) * s_stride), 0xFFFF);
-  const DeviceArray<uint16_t> q_d(to_bf16(q)), expanded_d(expanded_bits), latent_d(latent_bits), gate_d(to_bf16(gate)), out(tokens * out_stride);
+  const DeviceArray<uint16_t> q_d(to_bf16(q)), expanded_d(expanded_bits), latent_d(latent_bits), gate_d(to_bf16(gate)),
+      out(tokens * out_stride);
   const DeviceArray<float> lse(tokens * heads);
   const DeviceArray<int32_t> q_offsets_d(q_offsets), k_offsets_d(k_offsets);
-  const MlaPrefill args{.q = q_d.data(), .q_stride = q_stride, .expanded = expanded_d.data(), .expanded_stride = e_stride,
-                        .shared_keys = latent_d.data() + kRank, .shared_stride = s_stride, .query_offsets = q_offsets_d.data(),
-                        .key_offsets = k_offsets_d.data(), .batch = static_cast<int64_t>(counts.size()), .heads = heads,
-                        .tokens = tokens + slack, .keys = keys + slack, .gate = gated ? gate_d.data() : nullptr, .gate_stride = heads * 128,
-                        .out = out.data(), .out_stride = out_stride, .lse = lse.data()};
+  const MlaPrefill args{.q = q_d.data(),
+                        .q_stride = q_stride,
+                        .expanded = expanded_d.data(),
+                        .expanded_stride = e_stride,
+                        .shared_keys = latent_d.data() + kRank,
+                        .shared_stride = s_stride,
+                        .query_offsets = q_offsets_d.data(),
+                        .key_offsets = k_offsets_d.data(),
+                        .batch = static_cast<int64_t>(counts.size()),
+                        .heads = heads,
+                        .tokens = tokens + slack,
+                        .keys = keys + slack,
+                        .gate = gated ? gate_d.data() : nullptr,
+                        .gate_stride = heads * 128,
+                        .out = out.data(),
+                        .out_stride = out_stride,
+                        .lse = lse.data()};
   ASSERT_EQ(any ? mla_prefill_any_launch(args, nullptr) : mla_prefill_cuda(args, nullptr).code, 0);
   gpu_sync();
   const std::vector<float> got = from_bf16(out.get()), got_lse = lse.get();
@@ -149,13 +184,18 @@ void check_prefill(int64_t heads, const std::vector<int>& counts, const std::vec
       const int64_t t = q_offsets[s] + i / heads, h = i % heads, row = t * heads + h;
       const auto key = [&](int64_t j, int64_t k) {
         const int64_t at = k_offsets[s] + j;
-        return k < 128 ? expanded[static_cast<size_t>(at * e_stride + h * 256 + k)] : latent[static_cast<size_t>(at * s_stride + kRank + k - 128)];
+        return k < 128 ? expanded[static_cast<size_t>(at * e_stride + h * 256 + k)]
+                       : latent[static_cast<size_t>(at * s_stride + kRank + k - 128)];
       };
-      const auto value = [&](int64_t j, int64_t k) { return expanded[static_cast<size_t>((k_offsets[s] + j) * e_stride + h * 256 + 128 + k)]; };
-      const double reference = attend_ref(q.data() + t * q_stride + h * 192, 192, history[s] + i / heads + 1, 128, key, value, ref.data() + row * 128);
+      const auto value = [&](int64_t j, int64_t k) {
+        return expanded[static_cast<size_t>((k_offsets[s] + j) * e_stride + h * 256 + 128 + k)];
+      };
+      const double reference = attend_ref(q.data() + t * q_stride + h * 192, 192, history[s] + i / heads + 1, 128, key,
+                                          value, ref.data() + row * 128);
       lse_error[static_cast<size_t>(row)] = std::abs(static_cast<double>(got_lse[static_cast<size_t>(row)]) - reference);
       for (int64_t d = 0; d < 128; ++d) {
-        const double g = gated ? 1 / (1 + std::exp(-static_cast<double>(gate[static_cast<size_t>(t * heads * 128 + h * 128 + d)]))) : 1;
+        const double g =
+            gated ? 1 / (1 + std::exp(-static_cast<double>(gate[static_cast<size_t>(t * heads * 128 + h * 128 + d)]))) : 1;
         ref[static_cast<size_t>(row * 128 + d)] *= static_cast<float>(g);
         mine[static_cast<size_t>(row * 128 + d)] = got[static_cast<size_t>(t * out_stride + h * 128 + d)];
       }
@@ -168,11 +208,13 @@ void check_prefill(int64_t heads, const std::vector<int>& counts, const std::vec
   EXPECT_LE(worst, 1e-4);
   int shown = 0;
   for (int64_t row = 0; row < tokens * heads && shown < 4; ++row) {
-    const double here = norm_ratio(std::span<const float>(mine.data() + row * 128, 128), std::span<const float>(ref.data() + row * 128, 128));
+    const double here = norm_ratio(std::span<const float>(mine.data() + row * 128, 128),
+                                   std::span<const float>(ref.data() + row * 128, 128));
     if (here <= 1e-2) continue;
     ++shown;
-    ADD_FAILURE() << fmt::format("token {} head {}: ratio {:.3e}, {} for {}; lse off by {:.2e}", row / heads, row % heads, here,
-                                 mine[static_cast<size_t>(row * 128)], ref[static_cast<size_t>(row * 128)], lse_error[static_cast<size_t>(row)]);
+    ADD_FAILURE() << fmt::format("token {} head {}: ratio {:.3e}, {} for {}; lse off by {:.2e}", row / heads, row % heads,
+                                 here, mine[static_cast<size_t>(row * 128)], ref[static_cast<size_t>(row * 128)],
+                                 lse_error[static_cast<size_t>(row)]);
   }
   if (show()) fmt::print("prefill H={} n={} history {}: {:.2e}, lse {:.1e}\n", heads, counts[0], history[0], ratio, worst);
   EXPECT_TRUE(out.guards_intact() && lse.guards_intact());

@@ -9,7 +9,7 @@
 namespace k3::ops::cuda {
 
 inline constexpr int kLatent = 512, kLatentRow = 576, kMlaKey = 192, kMlaNope = 128, kMlaRope = 64, kMlaValue = 128;
-inline constexpr int kMlaMaxWorkers = 256;
+inline constexpr int kMlaMaxWorkers = 256;  // blocks; as kMlaMaxBlocks (mla_config.h)
 inline constexpr float kLog2e = 1.44269504F, kLn2 = 0.69314718F;
 inline constexpr float kMlaScale = 0.07216878365F;  // 192^-0.5
 

@@ -1,7 +1,8 @@
-// Causal attention over expanded keys and values on Hopper. A block has 128 queries of one head: two warpgroups of 64 each and a thread
-// that copies tiles of 128 keys (128 of the head + 64 shared) and values through two stages. Tiles go from the diagonal backwards, so
-// that the masked ones come first. The scores of a tile are computed while the product of the one before it with the values runs, and
-// the two warpgroups take turns at the tensor cores, so that one's softmax hides behind the other's products.
+// Causal attention over expanded keys and values on Hopper. A block has 128 queries of one head: two warpgroups of 64 each
+// and a thread that copies tiles of 128 keys (128 of the head + 64 shared) and values through two stages. Tiles go from the
+// diagonal backwards, so that the masked ones come first. The scores of a tile are computed while the product of the one
+// before it with the values runs, and the two warpgroups take turns at the tensor cores, so that one's softmax hides behind
+// the other's products.
 #include "k3/ops/cuda/launch.cuh"
 #include "k3/ops/cuda/ptx.cuh"
 #include "k3/ops/cuda/wgmma.cuh"
@@ -13,22 +14,26 @@ namespace {
 constexpr int kThreads = 384, kTile = 128, kBlockBytes = kTile * 128, kStages = 2;
 constexpr int kKeyBlocks = 3, kValueBlocks = 2;
 constexpr int kQueryAt = 0, kKeysAt = kKeyBlocks * kBlockBytes, kValuesAt = kKeysAt + kStages * kKeyBlocks * kBlockBytes;
-constexpr int kBars = kValuesAt + kStages * kValueBlocks * kBlockBytes;  // query; keys full, empty; values full, empty [stages]
+constexpr int kBars =
+    kValuesAt + kStages * kValueBlocks * kBlockBytes;  // query; keys full, empty; values full, empty [stages]
 constexpr int kBytes = kBars + (1 + 4 * kStages) * 8;
 
 struct Work {
-  int head, queries, keys, query0, query_row, key_row;  // query0: of the tile in the request; rows: of its first query and key
+  int head, queries, keys, query0, query_row,
+      key_row;  // query0: of the tile in the request; rows: of its first query and key
 };
 
 // Heads whose keys and values fit into L2 together go side by side; within them long tiles come first.
 __device__ bool find_work(const MlaPrefillLaunch& p, Work& w) {
   const int heads = static_cast<int>(p.args.heads), most = static_cast<int>(gridDim.x) / heads;
-  const int group = static_cast<int>(blockIdx.x) / (p.head_group * most), in_group = static_cast<int>(blockIdx.x) % (p.head_group * most);
+  const int group = static_cast<int>(blockIdx.x) / (p.head_group * most),
+            in_group = static_cast<int>(blockIdx.x) % (p.head_group * most);
   const int width = min(p.head_group, heads - group * p.head_group);
   w.head = group * p.head_group + in_group % width;
   int left = in_group / width;  // from the last tile
   for (int s = static_cast<int>(p.args.batch) - 1; s >= 0; --s) {
-    const int first = p.args.query_offsets[s], queries = p.args.query_offsets[s + 1] - first, tiles = (queries + kTile - 1) / kTile;
+    const int first = p.args.query_offsets[s], queries = p.args.query_offsets[s + 1] - first,
+              tiles = (queries + kTile - 1) / kTile;
     if (left >= tiles) {
       left -= tiles;
       continue;
@@ -62,7 +67,8 @@ __device__ void copy_role(const MlaPrefillLaunch& p, const Work& w, int tiles, u
   int stage = 0;
   for (int tile = tiles - 1; tile >= 0; --tile) {
     const int row = w.key_row + tile * kTile, column = w.head * (kMlaNope + kMlaValue);
-    const uint32_t keys = shared + kKeysAt + stage * kKeyBlocks * kBlockBytes, values = shared + kValuesAt + stage * kValueBlocks * kBlockBytes;
+    const uint32_t keys = shared + kKeysAt + stage * kKeyBlocks * kBlockBytes,
+                   values = shared + kValuesAt + stage * kValueBlocks * kBlockBytes;
     mbar_wait(bars.keys_empty(stage), parity);
     mbar_expect(bars.keys_full(stage), kKeyBlocks * kBlockBytes);
     tma_load_2d(keys, &p.expanded, column, row, bars.keys_full(stage));
@@ -84,12 +90,14 @@ __device__ __forceinline__ void scores(float (&x)[64], uint32_t query, uint32_t 
 #pragma unroll
   for (int i = 0; i < kKeyBlocks; ++i) {
 #pragma unroll
-    for (int k = 0; k < 4; ++k) Wgmma<128>::ss(x, a + i * (kBlockBytes / 16) + 2 * k, b + i * (kBlockBytes / 16) + 2 * k, i + k > 0);
+    for (int k = 0; k < 4; ++k)
+      Wgmma<128>::ss(x, a + i * (kBlockBytes / 16) + 2 * k, b + i * (kBlockBytes / 16) + 2 * k, i + k > 0);
   }
   wgmma_commit();
 }
 
-__device__ __forceinline__ void add_values(float (&out)[64], const uint32_t (&weights)[8][4], uint32_t values, bool accumulate) {
+__device__ __forceinline__ void add_values(float (&out)[64], const uint32_t (&weights)[8][4], uint32_t values,
+                                           bool accumulate) {
   const uint64_t b = make_desc(values, kBlockBytes, 1024, Swizzle::bytes_128);
 #pragma unroll
   for (int k = 0; k < 8; ++k) Wgmma<128>::rs<1>(out, weights[k], b + 128 * k, accumulate || k > 0);
@@ -137,7 +145,8 @@ __device__ __forceinline__ void to_weights(uint32_t (&weights)[8][4], const floa
 
 __device__ void attend_role(const MlaPrefillLaunch& p, const Work& w, int tiles, uint32_t shared, char* memory) {
   const Bars bars{shared + kBars};
-  const int group = static_cast<int>(threadIdx.x) / 128, warp = static_cast<int>(threadIdx.x) / 32 % 4, lane = static_cast<int>(threadIdx.x) % 32;
+  const int group = static_cast<int>(threadIdx.x) / 128, warp = static_cast<int>(threadIdx.x) / 32 % 4,
+            lane = static_cast<int>(threadIdx.x) % 32;
   const uint32_t query = shared + kQueryAt + group * 64 * 128;
   const int row = 16 * warp + lane / 4, quad = lane % 4;  // of this warpgroup's 64; the other row of a thread is row + 8
   const int limit = w.keys - w.queries + w.query0 + 64 * group + row + 1;  // keys that the row sees
@@ -169,7 +178,8 @@ __device__ void attend_role(const MlaPrefillLaunch& p, const Work& w, int tiles,
     mbar_wait(bars.values_full(0), 0);
     const int each = (kTile - valid) * 8;
     for (int i = static_cast<int>(threadIdx.x); i < kValueBlocks * each; i += 256) {
-      *reinterpret_cast<uint4*>(memory + kValuesAt + i / each * kBlockBytes + valid * 128 + i % each * 16) = uint4{0, 0, 0, 0};
+      *reinterpret_cast<uint4*>(memory + kValuesAt + i / each * kBlockBytes + valid * 128 + i % each * 16) =
+          uint4{0, 0, 0, 0};
     }
     fence_async_proxy();
     named_barrier(1, 256);
@@ -227,7 +237,9 @@ __device__ void attend_role(const MlaPrefillLaunch& p, const Work& w, int tiles,
     const int64_t token = w.query_row + in_tile;
     const int column = w.head * kMlaValue + 2 * quad;
     auto* to = static_cast<__nv_bfloat16*>(p.args.out) + token * p.args.out_stride + column;
-    const auto* gate = p.args.gate == nullptr ? nullptr : static_cast<const __nv_bfloat16*>(p.args.gate) + token * p.args.gate_stride + column;
+    const auto* gate = p.args.gate == nullptr
+                           ? nullptr
+                           : static_cast<const __nv_bfloat16*>(p.args.gate) + token * p.args.gate_stride + column;
 #pragma unroll
     for (int j = 0; j < 16; ++j) {
       float a = out[4 * j + 2 * h] * inverse, b = out[4 * j + 2 * h + 1] * inverse;
@@ -239,7 +251,8 @@ __device__ void attend_role(const MlaPrefillLaunch& p, const Work& w, int tiles,
       *reinterpret_cast<uint32_t*>(to + 8 * j) = pack_bf16(a, b);
     }
     if (p.args.lse != nullptr && quad == 0) {
-      p.args.lse[token * p.args.heads + w.head] = sum > 0 ? (softmax.most[h] * (kMlaScale * kLog2e) + log2f(sum)) * kLn2 : -INFINITY;
+      p.args.lse[token * p.args.heads + w.head] =
+          sum > 0 ? (softmax.most[h] * (kMlaScale * kLog2e) + log2f(sum)) * kLn2 : -INFINITY;
     }
   }
 }
@@ -277,7 +290,8 @@ __global__ void __launch_bounds__(kThreads, 1) prefill(const __grid_constant__ M
 
 int mla_prefill_sm90_launch(const MlaPrefillLaunch& p, cudaStream_t stream) {
   const int64_t tiles = (p.args.tokens + kTile - 1) / kTile + p.args.batch;  // no fewer than the requests have together
-  const LaunchOptions options{.grid = dim3(static_cast<unsigned>(tiles * p.args.heads)), .block = dim3(kThreads), .shared_bytes = kBytes};
+  const LaunchOptions options{
+      .grid = dim3(static_cast<unsigned>(tiles * p.args.heads)), .block = dim3(kThreads), .shared_bytes = kBytes};
   return launch(prefill, options, stream, p);
 }
 

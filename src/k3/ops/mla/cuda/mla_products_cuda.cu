@@ -1,5 +1,5 @@
-// The products around absorbed decode, one matrix a head. Few rows, so that the weights are what is read: a block keeps a tile of
-// columns of one head's matrix in registers and takes all rows 16 at a time past it.
+// The products around absorbed decode, one matrix a head. Few rows, so that the weights are what is read: a block keeps a
+// tile of columns of one head's matrix in registers and takes all rows 16 at a time past it.
 #include <cuda_bf16.h>
 
 #include "k3/ops/cuda/launch.cuh"
@@ -32,9 +32,11 @@ __global__ void __launch_bounds__(kThreads) absorb(const MlaAbsorb p) {
   constexpr int kWPitch = kColumns + 8, kAPitch = kMlaNope + 8, kN = kColumns / 32;  // 8-column tiles a warp
   __shared__ __align__(16) __nv_bfloat16 w[kMlaNope * kWPitch];
   __shared__ __align__(16) __nv_bfloat16 a_tiles[2][16 * kAPitch];
-  const int head = static_cast<int>(blockIdx.y), column0 = static_cast<int>(blockIdx.x) * kColumns, tokens = static_cast<int>(p.tokens);
+  const int head = static_cast<int>(blockIdx.y), column0 = static_cast<int>(blockIdx.x) * kColumns,
+            tokens = static_cast<int>(p.tokens);
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const auto* weight = static_cast<const __nv_bfloat16*>(p.kv_b) + static_cast<int64_t>(head) * kHeadRows * kLatent + column0;
+  const auto* weight =
+      static_cast<const __nv_bfloat16*>(p.kv_b) + static_cast<int64_t>(head) * kHeadRows * kLatent + column0;
   for (int i = static_cast<int>(threadIdx.x); i < kMlaNope * (kColumns / 8); i += kThreads) {
     const int row = i / (kColumns / 8), column = i % (kColumns / 8) * 8;
     cp_async<16>(shared_address(w + row * kWPitch + column), weight + row * kLatent + column);
@@ -45,7 +47,8 @@ __global__ void __launch_bounds__(kThreads) absorb(const MlaAbsorb p) {
   const int64_t out_stride = p.heads * kLatentRow;
   const int step = static_cast<int>(gridDim.z) * 16;
   int row0 = static_cast<int>(blockIdx.z) * 16;
-  if (row0 < tokens) copy_rows<kMlaNope, kAPitch>(shared_address(a_tiles[0]), q + row0 * p.q_stride, p.q_stride, tokens - row0);
+  if (row0 < tokens)
+    copy_rows<kMlaNope, kAPitch>(shared_address(a_tiles[0]), q + row0 * p.q_stride, p.q_stride, tokens - row0);
   cp_async_commit();
   cp_async_wait<1>();
   __syncthreads();
@@ -59,7 +62,8 @@ __global__ void __launch_bounds__(kThreads) absorb(const MlaAbsorb p) {
   }
   for (int turn = 0; row0 < tokens; row0 += step, turn ^= 1) {
     const int next = row0 + step;
-    if (next < tokens) copy_rows<kMlaNope, kAPitch>(shared_address(a_tiles[turn ^ 1]), q + next * p.q_stride, p.q_stride, tokens - next);
+    if (next < tokens)
+      copy_rows<kMlaNope, kAPitch>(shared_address(a_tiles[turn ^ 1]), q + next * p.q_stride, p.q_stride, tokens - next);
     cp_async_commit();
     cp_async_wait<1>();
     __syncthreads();
@@ -88,12 +92,14 @@ __global__ void __launch_bounds__(kThreads) absorb(const MlaAbsorb p) {
   }
 }
 
-// out[:, head, columns] = ol[:, head, :] W^T * sigmoid(gate), W = the value rows of the head, [128, 512]. 32 columns a block.
+// out[:, head, columns] = ol[:, head, :] W^T * sigmoid(gate), W = the value rows of the head, [128, 512]. 32 columns a
+// block.
 __global__ void __launch_bounds__(kThreads) values(const MlaValues p) {
   constexpr int kColumns = 32, kPitch = kLatent + 8;
   extern __shared__ __align__(16) __nv_bfloat16 memory[];
   const uint32_t w = shared_address(memory), a_tiles[2] = {w + kColumns * kPitch * 2, w + (kColumns + 16) * kPitch * 2};
-  const int head = static_cast<int>(blockIdx.y), column0 = static_cast<int>(blockIdx.x) * kColumns, tokens = static_cast<int>(p.tokens);
+  const int head = static_cast<int>(blockIdx.y), column0 = static_cast<int>(blockIdx.x) * kColumns,
+            tokens = static_cast<int>(p.tokens);
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const auto* weight =
       static_cast<const __nv_bfloat16*>(p.kv_b) + (static_cast<int64_t>(head) * kHeadRows + kMlaNope + column0) * kLatent;
@@ -134,7 +140,8 @@ __global__ void __launch_bounds__(kThreads) values(const MlaValues p) {
       if (row >= tokens) continue;
       float x = d[0][2 * h] + d[1][2 * h], y = d[0][2 * h + 1] + d[1][2 * h + 1];
       if (p.gate != nullptr) {
-        const uint32_t g = *reinterpret_cast<const uint32_t*>(static_cast<const __nv_bfloat16*>(p.gate) + row * p.gate_stride + column);
+        const uint32_t g =
+            *reinterpret_cast<const uint32_t*>(static_cast<const __nv_bfloat16*>(p.gate) + row * p.gate_stride + column);
         x /= 1 + exp2f(-low_bf16(g) * kLog2e);
         y /= 1 + exp2f(-high_bf16(g) * kLog2e);
       }
@@ -164,8 +171,10 @@ int mla_absorb_launch(const MlaAbsorb& p, cudaStream_t stream) {
 
 int mla_values_launch(const MlaValues& p, cudaStream_t stream) {
   constexpr int kShared = (32 + 2 * 16) * (kLatent + 8) * 2;
-  const LaunchOptions options{.grid = dim3(kMlaValue / 32, static_cast<unsigned>(p.heads), row_blocks(4 * p.heads, p.tokens)),
-                              .block = dim3(kThreads), .shared_bytes = kShared};
+  const LaunchOptions options{
+      .grid = dim3(kMlaValue / 32, static_cast<unsigned>(p.heads), row_blocks(4 * p.heads, p.tokens)),
+      .block = dim3(kThreads),
+      .shared_bytes = kShared};
   return launch(values, options, stream, p);
 }
 

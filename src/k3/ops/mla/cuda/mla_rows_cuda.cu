@@ -16,8 +16,10 @@ __device__ int request_of(const int32_t* offsets, int batch, int row) {
   int low = 0, high = batch;  // offsets[low] <= row < offsets[high]
   while (high - low > 1) {
     const int middle = (low + high) / 2;
-    if (offsets[middle] <= row) low = middle;
-    else high = middle;
+    if (offsets[middle] <= row)
+      low = middle;
+    else
+      high = middle;
   }
   return low;
 }
@@ -45,7 +47,8 @@ __device__ __forceinline__ void norm_weights(const LatentAppend& p, int at, floa
 }
 
 __global__ void __launch_bounds__(32 * kWarps) append(const LatentAppend p) {
-  const int row = static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const int row = static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / 32,
+            lane = static_cast<int>(threadIdx.x) % 32;
   if (row >= p.tokens) return;
   const int request = request_of(p.offsets, static_cast<int>(p.batch), row);
   if (request < 0) return;
@@ -82,7 +85,8 @@ __global__ void __launch_bounds__(32 * kWarps) append(const LatentAppend p) {
 }
 
 __global__ void __launch_bounds__(32 * kWarps) gather(const LatentGather p) {
-  const int row = static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const int row = static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / 32,
+            lane = static_cast<int>(threadIdx.x) % 32;
   if (row >= p.tokens) return;
   const int request = request_of(p.offsets, static_cast<int>(p.batch), row);
   if (request < 0) return;

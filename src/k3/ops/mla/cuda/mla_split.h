@@ -1,12 +1,13 @@
-// Internal to ops/mla. How the cached tokens of a batch are divided among blocks, as functions of lengths that every block evaluates
-// for itself (lengths are on the device). All requests lie one after another on a line of costs: a request with `tiles` tiles of 64
-// tokens takes `overhead` (its query is loaded, its result stored) and then one unit a tile. Worker g owns [g, g + 1) * share of the line.
-// A request whose tiles lie in several workers' shares is split: each stores a part (m, l, acc), the parts are merged afterwards.
+// Internal to ops/mla. How the cached tokens of a batch are divided among blocks, as functions of lengths that every block
+// evaluates for itself (lengths are on the device). All requests lie one after another on a line of costs: a request with
+// `tiles` tiles of 64 tokens takes `overhead` (its query is loaded, its result stored) and then one unit a tile. Worker g
+// owns [g, g + 1) * share of the line. A request whose tiles lie in several workers' shares is split: each stores a part (m,
+// l, acc), the parts are merged afterwards.
 #pragma once
 
 namespace k3::ops::cuda {
 
-inline constexpr int kMlaTile = 64;    // tokens
+inline constexpr int kMlaTile = 64;     // tokens
 inline constexpr int kMlaOverhead = 2;  // tiles
 
 // An empty request has one tile, all masked, so that its rows are written like all others.
@@ -30,7 +31,8 @@ constexpr MlaSegment mla_segment(int at, int tiles, int lo, int hi) {
 constexpr int mla_first_worker(int at, int share) { return (at + kMlaOverhead) / share; }
 constexpr int mla_last_worker(int at, int tiles, int share) { return (at + kMlaOverhead + tiles - 1) / share; }
 
-// A worker stores at most two parts: the end of a request that began before it, and the beginning of one that goes on after it.
+// A worker stores at most two parts: the end of a request that began before it, and the beginning of one that goes on after
+// it.
 constexpr int mla_part_slot(int worker, bool first_tile) { return 2 * worker + (first_tile ? 1 : 0); }
 
 }  // namespace k3::ops::cuda

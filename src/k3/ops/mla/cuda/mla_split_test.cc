@@ -3,9 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include <tuple>
 #include <vector>
 
 #include "k3/base/rng.h"
+#include "k3/ops/mla/cuda/mla_config.h"
 
 namespace k3::ops::cuda {
 namespace {
@@ -76,6 +78,60 @@ TEST(MlaSplit, AnEmptyRequestHasATile) {
   EXPECT_EQ(mla_tiles(1), 1);
   EXPECT_EQ(mla_tiles(64), 1);
   EXPECT_EQ(mla_tiles(65), 2);
+}
+
+DeviceInfo hopper() {
+  DeviceInfo d;
+  d.sm_count = 132;
+  d.capability = 90;
+  d.shared_bytes_per_block = 232448;
+  d.l2_bytes = int64_t{50} << 20;
+  return d;
+}
+
+TEST(MlaConfig, RowsFillTheirTile) {
+  for (const auto& [heads, tokens, tile, pair, tiles] : {std::tuple{1, 1, 16, 1, 1},
+                                                         {12, 1, 16, 1, 1},
+                                                         {16, 1, 16, 1, 1},
+                                                         {24, 1, 32, 1, 1},
+                                                         {12, 4, 48, 1, 1},
+                                                         {64, 1, 64, 1, 1},
+                                                         {96, 1, 48, 2, 1},
+                                                         {12, 8, 48, 2, 1},
+                                                         {64, 2, 64, 2, 1},
+                                                         {96, 8, 64, 2, 6}}) {
+    const MlaDecodeConfig c = mla_decode_config(heads, tokens, hopper());
+    EXPECT_EQ(c.row_tile, tile) << heads << " " << tokens;
+    EXPECT_EQ(c.pair, pair) << heads << " " << tokens;
+    EXPECT_EQ(c.row_tiles, tiles) << heads << " " << tokens;
+  }
+}
+
+TEST(MlaConfig, EveryRowHasATile) {
+  for (int heads = 1; heads <= 128; ++heads) {
+    for (int tokens = 1; tokens <= 8; ++tokens) {
+      const MlaDecodeConfig c = mla_decode_config(heads, tokens, hopper());
+      ASSERT_GE(c.row_tile * c.pair * c.row_tiles, heads * tokens);
+      ASSERT_LT(c.row_tile * c.pair * (c.row_tiles - 1), heads * tokens);
+      ASSERT_EQ(c.workers, 132 / c.pair);
+      ASSERT_LE(c.workers * c.pair, kMlaMaxBlocks);
+    }
+  }
+}
+
+TEST(MlaConfig, OtherDevicesTakeThePlainPath) {
+  DeviceInfo d = hopper();
+  d.capability = 80;
+  EXPECT_FALSE(mla_decode_config(96, 1, d).hopper);
+  d.capability = 100;
+  EXPECT_FALSE(mla_decode_config(96, 1, d).hopper);
+  EXPECT_FALSE(mla_decode_config(96, 1, DeviceInfo{}).hopper);
+}
+
+TEST(MlaConfig, HeadsOfAPrefillGroupFitIntoL2) {
+  EXPECT_EQ(mla_prefill_head_group(96, 8192, hopper()), 6);
+  EXPECT_EQ(mla_prefill_head_group(12, 128, hopper()), 12);
+  EXPECT_EQ(mla_prefill_head_group(96, 1 << 20, hopper()), 1);
 }
 
 }  // namespace

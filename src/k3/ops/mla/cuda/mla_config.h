@@ -1,0 +1,44 @@
+// Internal to ops/mla. What runs for a shape on a device: functions of numbers alone, tested without a GPU.
+#pragma once
+
+#include <algorithm>
+
+#include "k3/ops/mla/cuda/mla_cuda.h"
+
+namespace k3::ops::cuda {
+
+inline constexpr int kMlaMaxBlocks = 256;
+
+inline MlaDecodeConfig mla_decode_config(int64_t heads, int64_t max_query_tokens, const DeviceInfo& device) {
+  MlaDecodeConfig c;
+  const int64_t rows = heads * max_query_tokens;
+  c.hopper = device.capability >= 90 && device.capability < 100 && device.shared_bytes_per_block >= 232448;
+  if (!c.hopper) return c;
+  // Cycles of a tile of 64 tokens by the bandwidth of shared memory, which is what limits from 48 rows on.
+  struct Shape {
+    int row_tile, pair, cycles;
+  };
+  constexpr Shape kShapes[] = {{16, 1, 1950}, {32, 1, 2250}, {48, 1, 2530}, {64, 1, 2850}, {48, 2, 2600}, {64, 2, 2920}};
+  int64_t best = -1;
+  for (const Shape& s : kShapes) {
+    const int64_t tiles = (rows + s.row_tile * s.pair - 1) / (s.row_tile * s.pair);
+    // A second walk over the tiles of a request costs no less than loading them again.
+    const int64_t cost = tiles * s.pair * s.cycles + (tiles - 1) * 1000;
+    if (best >= 0 && cost >= best) continue;
+    best = cost;
+    c.row_tile = s.row_tile;
+    c.pair = s.pair;
+    c.row_tiles = static_cast<int>(tiles);
+  }
+  c.workers = std::min<int>(std::max(device.sm_count, c.pair), kMlaMaxBlocks) / c.pair;
+  c.min_tiles = c.row_tile * c.pair >= 64 ? 2 : 1;
+  return c;
+}
+
+// Heads whose expanded keys and values fit into half of L2 are computed side by side.
+inline int mla_prefill_head_group(int64_t heads, int64_t keys, const DeviceInfo& device) {
+  const int64_t bytes = keys * 256 * 2;
+  return static_cast<int>(std::clamp<int64_t>(device.l2_bytes / 2 / std::max<int64_t>(bytes, 1), 1, heads));
+}
+
+}  // namespace k3::ops::cuda
