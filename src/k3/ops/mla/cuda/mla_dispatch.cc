@@ -2,6 +2,7 @@
 #include "k3/ops/cuda/dispatch.h"
 #include "k3/ops/cuda/op_state.h"
 #include "k3/ops/gemm/cuda/gemm_cuda.h"
+#include "k3/ops/mla/cuda/mla_config.h"
 #include "k3/ops/mla/cuda/mla_cuda.h"
 #include "k3/ops/mla/mla.h"
 
