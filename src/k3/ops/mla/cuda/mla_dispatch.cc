@@ -47,7 +47,7 @@ void absorbed(const Ctx& ctx, const ops::MlaArgs& args) {
   d.query_tokens = tokens;
   d.pages = pages_of(args.table);
   d.ol = ol.data;
-  d.workspace = ctx.workspace->bytes(mla_decode_workspace_bytes(mla_decode_config(d.batch, heads, d.max_query_tokens, device_info())));
+  d.workspace = ctx.workspace->bytes(mla_decode_workspace_bytes(mla_decode_config(heads, d.max_query_tokens, device_info())));
   ctx.gpu->note(mla_decode_cuda(d, ctx.stream), "mla decode");
   MlaValues v;
   v.ol = ol.data;
