@@ -1,0 +1,40 @@
+#include "k3/model/gpu/gpu_weights.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+
+namespace k3 {
+namespace {
+
+Config released(const char* name) { return load_config(std::string(K3_SOURCE_DIR) + "/tests/data/configs/" + name).value(); }
+
+TEST(GpuConfig, ReleasedModelsHaveKernels) {
+  for (const char* name : {"k3.json", "kimi-linear-48b.json"}) {
+    const Status status = check_gpu_config(released(name));
+    EXPECT_TRUE(status.ok()) << name << ": " << status.error().message;
+  }
+}
+
+TEST(GpuConfig, OtherSizesAreRefusedByName) {
+  const auto refused = [](const std::function<void(Config&)>& change, std::string_view name) {
+    Config config = released("k3.json");
+    change(config);
+    const Status status = check_gpu_config(config);
+    ASSERT_FALSE(status.ok()) << name;
+    EXPECT_EQ(status.error().code, Code::unsupported);
+    EXPECT_NE(status.error().message.find(name), std::string::npos) << status.error().message;
+  };
+  refused([](Config& c) { c.kda_head_dim = 64; }, "head_dim");
+  refused([](Config& c) { c.short_conv_kernel_size = 3; }, "short_conv_kernel_size");
+  refused([](Config& c) { c.qk_nope_head_dim = 64; }, "qk_nope_head_dim");
+  refused([](Config& c) { c.qk_rope_head_dim = 32; }, "qk_rope_head_dim");
+  refused([](Config& c) { c.v_head_dim = 64; }, "v_head_dim");
+  refused([](Config& c) { c.kv_lora_rank = 256; }, "kv_lora_rank");
+  refused([](Config& c) { c.hidden_size = 7172; }, "hidden_size");
+  refused([](Config& c) { c.moe_intermediate_size = 3080; }, "moe_intermediate_size");
+  refused([](Config& c) { c.routed_expert_hidden_size = 3592; }, "routed_expert_hidden_size");
+}
+
+}  // namespace
+}  // namespace k3
