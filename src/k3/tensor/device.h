@@ -1,8 +1,8 @@
 // Devices: where tensors lie and work runs. Owners of device memory, pinned host memory, streams and events.
 //
-// Owners free what they hold when they go; none may outlive the process' use of the device. All are movable; an empty one holds
-// nothing. Each call may be made from any thread, one thread an object. Calls restore the thread's current device. Without CUDA
-// (or without a GPU) every function answers `unsupported` (`unavailable`), and cuda_device_count() is 0.
+// Owners free what they hold when they go; none may outlive the process' use of the device. All are movable; an empty one
+// holds nothing. Each call may be made from any thread, one thread an object. Calls restore the thread's current device.
+// Without CUDA (or without a GPU) every function answers `unsupported` (`unavailable`), and cuda_device_count() is 0.
 #pragma once
 
 #include <cstddef>
@@ -40,7 +40,8 @@ Result<DeviceMemory> device_memory(const Device& device);
 class DeviceStorage {
  public:
   DeviceStorage() = default;
-  static Result<DeviceStorage> allocate(const Device& device, int64_t bytes);  // exhausted: the message says how much is free
+  // exhausted: the message says how much is free.
+  static Result<DeviceStorage> allocate(const Device& device, int64_t bytes);
 
   std::byte* data() const { return data_.get(); }
   int64_t size_bytes() const { return size_bytes_; }
@@ -83,8 +84,8 @@ class StreamHandle {
 
   CUstream_st* get() const { return stream_.get(); }  // cudaStream_t
   const Device& device() const { return device_; }
-  Status synchronize() const;              // the host waits for all that was queued
-  Status wait(const Event& event) const;   // what is queued from now on waits for the event
+  Status synchronize() const;             // the host waits for all that was queued
+  Status wait(const Event& event) const;  // what is queued from now on waits for the event
 
  private:
   struct Free {

@@ -17,7 +17,8 @@ TEST(Device, NamesComeBack) {
 }
 
 TEST(Device, OtherNamesAreRefused) {
-  for (const char* text : {"", "gpu", "cuda:", "cuda:x", "cuda:-1", "cuda:-0", "cuda:1 ", "cuda: 1", "cuda:99999999999", "cpu:0", "CUDA"}) {
+  for (const char* text :
+       {"", "gpu", "cuda:", "cuda:x", "cuda:-1", "cuda:-0", "cuda:1 ", "cuda: 1", "cuda:99999999999", "cpu:0", "CUDA"}) {
     const Result<Device> device = Device::parse(text);
     ASSERT_FALSE(device.ok()) << text;
     EXPECT_EQ(device.error().code, Code::invalid_argument);

@@ -70,8 +70,8 @@ Result<DeviceStorage> DeviceStorage::allocate(const Device& device, int64_t byte
   if (error == cudaErrorMemoryAllocation) {
     cudaGetLastError();
     K3_TRY_ASSIGN(const DeviceMemory memory, device_memory(device));
-    return fail(Code::exhausted, "{}: {} asked for, {} of {} free", device.text(), format_bytes(bytes), format_bytes(memory.free_bytes),
-                format_bytes(memory.total_bytes));
+    return fail(Code::exhausted, "{}: {} asked for, {} of {} free", device.text(), format_bytes(bytes),
+                format_bytes(memory.free_bytes), format_bytes(memory.total_bytes));
   }
   K3_TRY(status_of(error, device.text()));
   out.data_.reset(static_cast<std::byte*>(data));
@@ -107,7 +107,9 @@ Result<StreamHandle> StreamHandle::create(const Device& device) {
 }
 
 Status StreamHandle::synchronize() const { return status_of(cudaStreamSynchronize(get()), device_.text()); }
-Status StreamHandle::wait(const Event& event) const { return status_of(cudaStreamWaitEvent(get(), event.get(), 0), device_.text()); }
+Status StreamHandle::wait(const Event& event) const {
+  return status_of(cudaStreamWaitEvent(get(), event.get(), 0), device_.text());
+}
 
 void Event::Free::operator()(CUevent_st* event) const { cudaEventDestroy(event); }
 

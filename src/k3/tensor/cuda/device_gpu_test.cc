@@ -22,7 +22,8 @@ TEST(DeviceGpu, BytesGoThereAndBack) {
   ASSERT_TRUE(there.ok() && from.ok() && to.ok() && stream.ok());
   EXPECT_EQ(there->size_bytes(), kBytes);
   EXPECT_EQ(reinterpret_cast<uintptr_t>(there->data()) % 256, 0U);
-  for (int64_t i = 0; i < kBytes; ++i) from->bytes()[static_cast<size_t>(i)] = static_cast<std::byte>(i * 7), to->bytes()[static_cast<size_t>(i)] = {};
+  for (int64_t i = 0; i < kBytes; ++i)
+    from->bytes()[static_cast<size_t>(i)] = static_cast<std::byte>(i * 7), to->bytes()[static_cast<size_t>(i)] = {};
   const DeviceStorage moved = std::move(*there);
   ASSERT_TRUE(copy_async(moved.data(), from->data(), kBytes, *stream).ok());
   ASSERT_TRUE(copy_async(to->data(), moved.data(), kBytes, *stream).ok());
@@ -82,7 +83,8 @@ TEST(DeviceGpu, PinnedCopiesHaveARate) {
   ASSERT_TRUE(rates.ok());
   EXPECT_GT(rates->to_device_gbps, 0);
   EXPECT_GT(rates->to_host_gbps, 0);
-  fmt::print("pinned copies: {:.1f} GB/s to the device, {:.1f} GB/s to the host\n", rates->to_device_gbps, rates->to_host_gbps);
+  fmt::print("pinned copies: {:.1f} GB/s to the device, {:.1f} GB/s to the host\n", rates->to_device_gbps,
+             rates->to_host_gbps);
 }
 
 }  // namespace
