@@ -284,16 +284,18 @@ __device__ __forceinline__ void mma_tf32_from_zero(float (&d)[4], const float (&
 
 __device__ __forceinline__ uint4 load_once_16(const void* p, bool take = true) {
   uint4 v = {0, 0, 0, 0};
-  asm volatile("{\n.reg .pred take;\nsetp.ne.b32 take, %5, 0;\n@take ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];\n}\n"
-               : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)
-               : "l"(p), "r"(static_cast<int>(take)));
+  asm volatile(
+      "{\n.reg .pred take;\nsetp.ne.b32 take, %5, 0;\n@take ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];\n}\n"
+      : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)
+      : "l"(p), "r"(static_cast<int>(take)));
   return v;
 }
 __device__ __forceinline__ uint2 load_once_8(const void* p, bool take = true) {
   uint2 v = {0, 0};
-  asm volatile("{\n.reg .pred take;\nsetp.ne.b32 take, %3, 0;\n@take ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];\n}\n"
-               : "+r"(v.x), "+r"(v.y)
-               : "l"(p), "r"(static_cast<int>(take)));
+  asm volatile(
+      "{\n.reg .pred take;\nsetp.ne.b32 take, %3, 0;\n@take ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];\n}\n"
+      : "+r"(v.x), "+r"(v.y)
+      : "l"(p), "r"(static_cast<int>(take)));
   return v;
 }
 __device__ __forceinline__ uint32_t load_once_4(const void* p, bool take = true) {
@@ -315,7 +317,10 @@ __device__ __forceinline__ uint4 load_16(const void* p, bool take = true) {
 
 __device__ __forceinline__ uint4 shared_load_16(uint32_t address) {
   uint4 v;
-  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];\n" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address) : "memory");
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];\n"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(address)
+               : "memory");
   return v;
 }
 

@@ -1,5 +1,5 @@
-// Purpose:  which kernel takes a dense product on the GPU, and how the kernels of few tokens split it: pure functions of the shape.
-// Shapes:   x [T, I], weights [O, I]; a tile is up to 16 rows of the weights, a k-step 32 of their columns.
+// Purpose:  which kernel takes a dense product on the GPU, and how the kernels of few tokens split it.
+// Shapes:   x [T, I], weights [O, I]; a tile is up to 16 * row_tiles rows of the weights, a k-step 32 of their columns.
 // Units:    none.
 // Memory:   none.
 // Threads:  pure functions.
@@ -16,13 +16,16 @@ namespace k3::ops::cuda {
 
 inline constexpr int kGemmRowTile = 16, kGemmKStep = 32, kGemmWarps = 8;
 
-// stream: BF16, few tokens, at the speed of memory; rows: any weights, read once for each 32 tokens; library: cuBLASLt. Between 16 and
-// 32 tokens the stream kernel and the library are alike on one weight; several weights in one launch decide it.
+// stream: BF16, few tokens, at the speed of memory, all parts in one launch; rows: any weights, read once for each 32
+// tokens; library: cuBLASLt, one launch a part.
 enum class GemmRoute { stream, rows, library };
 
-constexpr GemmRoute gemm_route(int64_t tokens, int64_t in, Scheme scheme, bool deterministic) {
+// Measured on an H200 (bench/gpu): up to 16 tokens the stream kernel wins or is within a tenth of the library; beyond that
+// its reads of x cost as much as those of the weights, yet for parts of few rows the library is slower still.
+constexpr GemmRoute gemm_route(int64_t tokens, int64_t rows, int64_t in, Scheme scheme, bool deterministic) {
   if (scheme != Scheme::bf16) return GemmRoute::rows;
-  if (tokens > 32 && !deterministic) return GemmRoute::library;
+  const bool few = tokens <= 16 || (tokens <= 32 && rows <= 1536);
+  if (!few && !deterministic) return GemmRoute::library;
   return in % kGemmKStep == 0 ? GemmRoute::stream : GemmRoute::rows;
 }
 
@@ -36,16 +39,19 @@ struct RowsConfig {
   bool operator==(const RowsConfig&) const = default;
 };
 
-// most_row_tiles: 1 for the row kernel. In deterministic the split along I depends on I alone: not on the tokens, nor on what else is in
-// the launch. Measured on an H200 (bench/gpu): higher tiles read x less often, more tiles than multiprocessors start too slowly.
-constexpr RowsConfig rows_config(int64_t tokens, int64_t rows, int64_t in, int sm_count, bool deterministic, int most_row_tiles) {
+// most_row_tiles: 1 for the row kernel. In deterministic the split along I depends on I alone: not on the tokens, nor on
+// what else is in the launch. Measured on an H200 (bench/gpu): higher tiles read x less often, more tiles than
+// multiprocessors start too slowly.
+constexpr RowsConfig rows_config(int64_t tokens, int64_t rows, int64_t in, int sm_count, bool deterministic,
+                                 int most_row_tiles) {
   RowsConfig c;
   const int64_t steps = (in + kGemmKStep - 1) / kGemmKStep;
   c.token_tiles = tokens <= 8 ? 1 : tokens <= 16 ? 2 : 4;
   while (c.k_warps > 1 && steps < c.k_warps) c.k_warps /= 2;
   const int64_t wave = int64_t{sm_count} * c.tiles_per_block();  // tiles of a block on every multiprocessor
   if (rows > wave * kGemmRowTile) c.row_tiles = 2;
-  if (tokens > 8 && steps >= 16 * kGemmWarps && rows > wave * kGemmRowTile * 2 && rows <= wave * kGemmRowTile * 4) c.row_tiles = 4;
+  const bool long_rows = tokens > 8 && steps >= 16 * kGemmWarps;
+  if (long_rows && rows > wave * kGemmRowTile * 2 && rows <= wave * kGemmRowTile * 4) c.row_tiles = 4;
   c.row_tiles = std::min(c.row_tiles, most_row_tiles);
   const int64_t height = int64_t{kGemmRowTile} * c.row_tiles, least = (rows + height - 1) / height;
   c.tiles = least;

@@ -10,16 +10,18 @@ namespace {
 
 constexpr int kSms = 132;
 
-TEST(GemmConfig, RoutesByTokensAndWeights) {
-  EXPECT_EQ(gemm_route(1, 2304, Scheme::bf16, false), GemmRoute::stream);
-  EXPECT_EQ(gemm_route(16, 2304, Scheme::bf16, true), GemmRoute::stream);
-  EXPECT_EQ(gemm_route(16, 2312, Scheme::bf16, false), GemmRoute::rows);
-  EXPECT_EQ(gemm_route(32, 2304, Scheme::bf16, false), GemmRoute::stream);
-  EXPECT_EQ(gemm_route(33, 2304, Scheme::bf16, false), GemmRoute::library);
-  EXPECT_EQ(gemm_route(8192, 2304, Scheme::bf16, false), GemmRoute::library);
-  EXPECT_EQ(gemm_route(8192, 2304, Scheme::bf16, true), GemmRoute::stream);
-  EXPECT_EQ(gemm_route(8192, 2304, Scheme::mxfp4, false), GemmRoute::rows);
-  EXPECT_EQ(gemm_route(1, 2304, Scheme::i8, false), GemmRoute::rows);
+TEST(GemmConfig, RoutesByTokensRowsAndWeights) {
+  EXPECT_EQ(gemm_route(1, 163840, 2304, Scheme::bf16, false), GemmRoute::stream);
+  EXPECT_EQ(gemm_route(16, 4096, 2304, Scheme::bf16, true), GemmRoute::stream);
+  EXPECT_EQ(gemm_route(16, 4096, 2312, Scheme::bf16, false), GemmRoute::rows);
+  EXPECT_EQ(gemm_route(17, 256, 2304, Scheme::bf16, false), GemmRoute::stream);
+  EXPECT_EQ(gemm_route(32, 1536, 7168, Scheme::bf16, false), GemmRoute::stream);
+  EXPECT_EQ(gemm_route(17, 2304, 4096, Scheme::bf16, false), GemmRoute::library);
+  EXPECT_EQ(gemm_route(33, 256, 2304, Scheme::bf16, false), GemmRoute::library);
+  EXPECT_EQ(gemm_route(8192, 4096, 2304, Scheme::bf16, false), GemmRoute::library);
+  EXPECT_EQ(gemm_route(8192, 4096, 2304, Scheme::bf16, true), GemmRoute::stream);
+  EXPECT_EQ(gemm_route(8192, 4096, 2304, Scheme::mxfp4, false), GemmRoute::rows);
+  EXPECT_EQ(gemm_route(1, 4096, 2304, Scheme::i8, false), GemmRoute::rows);
 }
 
 TEST(GemmConfig, DeterministicSplitDependsOnNothingButK) {

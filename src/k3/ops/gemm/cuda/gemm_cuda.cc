@@ -19,8 +19,8 @@ void check(const GemmArgs& a) {
   for (int i = 0; i < a.part_count; ++i) {
     const GemmPart& part = a.parts[static_cast<size_t>(i)];
     K3_CHECK(part.w.cols == a.in, "part {}: the weight has {} columns, x {}", i, part.w.cols, a.in);
-    K3_CHECK(part.w.rows >= 0 && part.w.rows < int64_t{1} << 30 && part.y_stride >= part.w.rows, "part {}: y [., {}], stride {}", i,
-             part.w.rows, part.y_stride);
+    K3_CHECK(part.w.rows >= 0 && part.w.rows < int64_t{1} << 30 && part.y_stride >= part.w.rows,
+             "part {}: y [., {}], stride {}", i, part.w.rows, part.y_stride);
     K3_CHECK(part.y_dtype == DType::bf16 || part.y_dtype == DType::f32, "part {}: y is {}", i, dtype_name(part.y_dtype));
     K3_CHECK(part.w.scheme == Scheme::bf16 || scheme_has_scales(part.w.scheme), "part {}: no such weights on the GPU", i);
     if (!scheme_has_scales(part.w.scheme)) continue;
@@ -47,7 +47,9 @@ int64_t rows_of(const GemmArgs& a) {
   return rows;
 }
 
-GemmShape shape_of(const GemmArgs& a, const GemmPart& part) { return {a.tokens, part.w.rows, a.in, part.y_dtype, part.accumulate}; }
+GemmShape shape_of(const GemmArgs& a, const GemmPart& part) {
+  return {a.tokens, part.w.rows, a.in, part.y_dtype, part.accumulate};
+}
 
 // Parts from i on that take the same way and, in the library's, are one product: w lies after w, y after y.
 struct Run {
@@ -57,7 +59,7 @@ struct Run {
 };
 Run run_from(const GemmArgs& a, int i) {
   Run run{.first = a.parts[static_cast<size_t>(i)]};
-  run.library = gemm_route(a.tokens, a.in, run.first.w.scheme, a.deterministic) == GemmRoute::library;
+  run.library = gemm_route(a.tokens, run.first.w.rows, a.in, run.first.w.scheme, a.deterministic) == GemmRoute::library;
   while (run.library && i + run.parts < a.part_count) {
     const GemmPart& next = a.parts[static_cast<size_t>(i + run.parts)];
     const auto* w_end = static_cast<const uint8_t*>(run.first.w.data) + run.first.w.rows * a.in * 2;
@@ -112,7 +114,8 @@ CudaStatus gemm_rows_cuda(const GemmArgs& args, const RowsConfig& config, Stream
   for (const Scheme scheme : {Scheme::bf16, Scheme::mxfp4, Scheme::i8}) {
     const Rows rows = launch_of(args, scheme, config);
     if (rows.rows == 0) continue;
-    const int code = gemm_rows_launch(rows, codec_of(args, scheme), x_aligned(args), config.token_tiles, args.dependent, stream);
+    const int code =
+        gemm_rows_launch(rows, codec_of(args, scheme), x_aligned(args), config.token_tiles, args.dependent, stream);
     if (code != 0) return {code};
   }
   return {};
@@ -141,7 +144,8 @@ CudaStatus gemm_cuda(const GemmArgs& args, const GemmPlans* plans, Stream stream
       const GemmPart& part = run.first;
       if (plans->run(shape_of(args, part), args.x, args.x_stride, part.w.data, part.y, part.y_stride, stream).ok()) continue;
     }
-    const bool streams = run.first.w.scheme == Scheme::bf16 && args.in % kGemmKStep == 0 && aligned_16(run.first.w.data) && x_aligned(args);
+    const bool streams =
+        run.first.w.scheme == Scheme::bf16 && args.in % kGemmKStep == 0 && aligned_16(run.first.w.data) && x_aligned(args);
     GemmArgs& to = streams ? streamed : rest;
     to.parts[static_cast<size_t>(to.part_count++)] = run.first;
   }

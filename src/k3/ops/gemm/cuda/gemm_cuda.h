@@ -1,19 +1,20 @@
-// Purpose:  y = x W^T on the GPU: up to six weights that meet one input, in one launch where the row kernel takes them.
-// Shapes:   x [T, I] bf16 (rows may be strided); part: w [O, I] bf16, mxfp4 or i8 (weight.h; device pointers), y [T, O] bf16 or f32
-//           (rows may be strided). mxfp4 and i8: I a multiple of 32, codes aligned to 16 bytes.
+// Purpose:  y = x W^T on the GPU: up to six weights that meet one input, in one launch where tokens are few.
+// Shapes:   x [T, I] bf16 (rows may be strided); part: w [O, I] bf16, mxfp4 or i8 (weight.h; device pointers),
+//           y [T, O] bf16 or f32 (rows may be strided). mxfp4 and i8: I a multiple of 32, codes aligned to 16 bytes.
 // Units:    strides in elements.
-// Memory:   y is overwritten, or added to where accumulate is set; x and the ys must not overlap. No scratch of the caller: split
-//           sums meet in shared memory, cuBLASLt's workspace belongs to GemmPlans.
+// Memory:   y is overwritten, or added to where accumulate is set; x and the ys must not overlap. No scratch of the
+//           caller: split sums meet in shared memory, cuBLASLt's workspace belongs to GemmPlans.
 // Threads:  any; calls that share a GemmPlans must be on one stream (its workspace).
-// Errors:   K3_CHECK on shapes and dtypes. T = 0 and O = 0 are legal. A shape for which `plans` has nothing runs on the
-//           stream or the row kernel, slower beyond 32 tokens.
-// Source:   kernels.md 9. FP32 accumulation, one rounding to y's dtype. Tolerance against linear_ref (double) on the same BF16
-//           inputs: |y - ref| <= (I / 256 + 16) 2^-22 sum_i |x_i w_i|, bf16 y 2^-8 |ref| more (tensor cores truncate each
-//           partial sum of 16 products; a warp adds I / 256 of them in a row). cuBLASLt rounds to bf16 before it adds to a bf16 y.
-//           deterministic: each y[t, o] is one fixed sum over i whatever T, t, the neighbours and the other parts are. cuBLASLt
-//           never is used then: it picks an algorithm, so an order of sums, for every range of T.
-//           dependent: programmatic dependent launch; the weights (not x or y) are read before the kernel before has ended, so
-//           that kernel must not write them.
+// Errors:   K3_CHECK on shapes and dtypes. T = 0 and O = 0 are legal. A shape for which `plans` has nothing runs on
+//           the stream or the row kernel, slower beyond 32 tokens.
+// Source:   kernels.md 9. FP32 accumulation, one rounding to y's dtype. Tolerance against linear_ref (double) on the
+//           same BF16 inputs: |y - ref| <= (I / 256 + 16) 2^-22 sum_i |x_i w_i|, for bf16 y 2^-8 |ref| more (tensor
+//           cores truncate each partial sum of 16 products; a warp adds I / 256 of them in a row). cuBLASLt rounds to
+//           bf16 before it adds to a bf16 y.
+//           deterministic: each y[t, o] is one fixed sum over i whatever T, t, the neighbours and the other parts are.
+//           cuBLASLt never is used then: it picks an algorithm, so an order of sums, for every range of T.
+//           dependent: programmatic dependent launch; the weights (not x or y) are read before the kernel before has
+//           ended, so that kernel must not write them.
 #pragma once
 
 #include <array>
@@ -46,8 +47,8 @@ struct GemmArgs {
   bool dependent = false;
 };
 
-// plans may be null: everything runs on the stream and the row kernel. Parts that follow each other in memory, w after w and y after
-// y in a row, are one product of the library.
+// plans may be null: everything runs on the stream and the row kernel. Parts that follow each other in memory, w after w and
+// y after y in a row, are one product of the library.
 CudaStatus gemm_cuda(const GemmArgs& args, const GemmPlans* plans, Stream stream);
 // Measures what gemm_cuda would ask of the library for these weights and this number of tokens; nothing is computed.
 Status gemm_prepare(const GemmArgs& args, GemmPlans& plans, Stream stream);

@@ -1,5 +1,5 @@
-// Dense products of Kimi-Linear and of one K3 rank of eight. gemm: what gemm_cuda takes, as a dependent launch; gemm_lt: cuBLASLt
-// alone; gemm_exact: deterministic.
+// Dense products of Kimi-Linear and of one K3 rank of eight. gemm: what gemm_cuda takes, as a dependent launch; gemm_lt:
+// cuBLASLt alone; gemm_exact: deterministic.
 #include <algorithm>
 #include <map>
 #include <memory>
@@ -47,7 +47,10 @@ constexpr int64_t kDistinct = 300'000'000;  // weights of the calls in a graph: 
 class Run {
  public:
   Run(const Bench& bench, const Product& product, int64_t tokens)
-      : product_(product), tokens_(tokens), copies_(static_cast<int>(std::clamp<int64_t>(kDistinct / (product.rows() * product.in), 2, 48))), x_(tokens * product.in) {
+      : product_(product),
+        tokens_(tokens),
+        copies_(static_cast<int>(std::clamp<int64_t>(kDistinct / (product.rows() * product.in), 2, 48))),
+        x_(tokens * product.in) {
     fill(x_, 1, 1.0F, bench.stream());
     for (int c = 0; c < copies_; ++c) {
       weights_.emplace_back(product.rows() * product.in);
@@ -95,7 +98,8 @@ class Run {
   std::vector<DeviceArray<uint8_t>> outputs_;
 };
 
-void each(Bench& bench, const std::string& kernel, const std::vector<int64_t>& tokens, const std::function<void(Run&, int64_t)>& body) {
+void each(Bench& bench, const std::string& kernel, const std::vector<int64_t>& tokens,
+          const std::function<void(Run&, int64_t)>& body) {
   for (const Product& product : kProducts) {
     for (const int64_t t : tokens) {
       if (t > 128 && product.rows() > 20000) continue;
@@ -120,30 +124,37 @@ const BenchRegistration kGemm("gemm", [](Bench& bench) {
   each(bench, "gemm", {1, 8, 32, 64, 128, 8192}, [&](Run& run, int64_t) {
     const Status status = gemm_prepare(run.args(0, false), *plans, bench.stream());
     if (!status.ok()) fmt::print("{}\n", status.error().message);
-    bench.run(run.line("gemm", "dependent launches"),
-              [&](cudaStream_t stream, int i) { gpu_check(gemm_cuda(run.args(i, true), &*plans, stream).code, "gemm"); }, run.copies());
+    bench.run(
+        run.line("gemm", "dependent launches"),
+        [&](cudaStream_t stream, int i) { gpu_check(gemm_cuda(run.args(i, true), &*plans, stream).code, "gemm"); },
+        run.copies());
   });
   each(bench, "gemm_lt", {1, 8, 32, 64, 128, 8192}, [&](Run& run, int64_t t) {
     prepare(*plans, run.args(0, false), bench.stream());
-    bench.run(run.line("gemm_lt", "a call a part"),
-              [&](cudaStream_t stream, int i) {
-                const GemmArgs args = run.args(i, false);
-                for (int p = 0; p < args.part_count; ++p) {
-                  const GemmPart& part = args.parts[static_cast<size_t>(p)];
-                  gpu_check(plans->run({t, part.w.rows, args.in, part.y_dtype, false}, args.x, args.x_stride, part.w.data, part.y,
-                                       part.y_stride, stream).code, "cuBLASLt");
-                }
-              },
-              run.copies());
+    bench.run(
+        run.line("gemm_lt", "a call a part"),
+        [&](cudaStream_t stream, int i) {
+          const GemmArgs args = run.args(i, false);
+          for (int p = 0; p < args.part_count; ++p) {
+            const GemmPart& part = args.parts[static_cast<size_t>(p)];
+            gpu_check(plans
+                          ->run({t, part.w.rows, args.in, part.y_dtype, false}, args.x, args.x_stride, part.w.data, part.y,
+                                part.y_stride, stream)
+                          .code,
+                      "cuBLASLt");
+          }
+        },
+        run.copies());
   });
   each(bench, "gemm_exact", {8, 128, 1024}, [&](Run& run, int64_t) {
-    bench.run(run.line("gemm_exact", "deterministic"),
-              [&](cudaStream_t stream, int i) {
-                GemmArgs args = run.args(i, true);
-                args.deterministic = true;
-                gpu_check(gemm_cuda(args, nullptr, stream).code, "gemm");
-              },
-              run.copies());
+    bench.run(
+        run.line("gemm_exact", "deterministic"),
+        [&](cudaStream_t stream, int i) {
+          GemmArgs args = run.args(i, true);
+          args.deterministic = true;
+          gpu_check(gemm_cuda(args, nullptr, stream).code, "gemm");
+        },
+        run.copies());
   });
 });
 

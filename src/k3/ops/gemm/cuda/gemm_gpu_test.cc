@@ -20,7 +20,9 @@ struct BothWeight {
   DeviceArray<uint8_t> data, scales;
   BothWeight(Scheme scheme, int64_t rows, int64_t cols, uint64_t seed)
       : host(random_weight(scheme, rows, cols, seed)), data(host.data), scales(host.scales) {}
-  Weight device() const { return {data.data(), scales.size() == 0 ? nullptr : scales.data(), host.scheme, host.rows, host.cols}; }
+  Weight device() const {
+    return {data.data(), scales.size() == 0 ? nullptr : scales.data(), host.scheme, host.rows, host.cols};
+  }
 };
 
 // An output on the device: rows strided, poisoned; bits as they came.
@@ -57,7 +59,7 @@ struct Output {
 
 struct Input {
   int64_t tokens, in, stride;
-  std::vector<float> values;      // [tokens, stride]
+  std::vector<float> values;  // [tokens, stride]
   DeviceArray<uint16_t> device;
   Input(int64_t t, int64_t i, int64_t row_stride, uint64_t seed)
       : tokens(t), in(i), stride(row_stride), values(random_bf16(t * row_stride, seed)), device(to_bf16(values)) {}
@@ -88,11 +90,13 @@ double worst(const std::string& what, Input& x, const OwnedWeight& w, const Outp
       const auto at = static_cast<size_t>(t * w.rows + o);
       const double before = added.empty() ? 0 : static_cast<double>(added[at]);
       const double want = static_cast<double>(ref[at]) + before;
-      double bound = (static_cast<double>(w.cols) / 256 + 16) * 0x1p-22 * sum + 0x1p-23 * (std::abs(want) + std::abs(before));
+      double bound =
+          (static_cast<double>(w.cols) / 256 + 16) * 0x1p-22 * sum + 0x1p-23 * (std::abs(want) + std::abs(before));
       if (y.dtype == DType::bf16) bound += 0x1p-8 * (std::abs(want) + (library ? std::abs(want - before) : 0.0));
       const double got = static_cast<double>(y.value(bytes, t, o));
       const double ratio = bound == 0 ? (got == 0 ? 0.0 : 1e9) : std::abs(got - want) / bound;
-      if (!(ratio <= 1) && wrong++ < 3) fmt::print("{}: y[{}, {}] is {}, should be {} (bound {})\n", what, t, o, got, want, bound);
+      if (!(ratio <= 1) && wrong++ < 3)
+        fmt::print("{}: y[{}, {}] is {}, should be {} (bound {})\n", what, t, o, got, want, bound);
       if (!(ratio <= most)) most = ratio;
     }
   }
@@ -100,11 +104,14 @@ double worst(const std::string& what, Input& x, const OwnedWeight& w, const Outp
   return most;
 }
 
-std::string config_text(const RowsConfig& c) { return fmt::format("tiles {} warps {} cluster {}", c.token_tiles, c.k_warps, c.cluster); }
+std::string config_text(const RowsConfig& c) {
+  return fmt::format("tiles {} warps {} cluster {}", c.token_tiles, c.k_warps, c.cluster);
+}
 
-void check_rows(Scheme scheme, const LinearCase& c, const RowsConfig& config, DType out, int64_t pad_x, int64_t pad_y, bool accumulate) {
-  const std::string what = fmt::format("scheme {} T {} I {} O {} {} {} +x {} +y {}", static_cast<int>(scheme), c.tokens, c.in, c.out,
-                                       config_text(config), dtype_name(out), pad_x, pad_y);
+void check_rows(Scheme scheme, const LinearCase& c, const RowsConfig& config, DType out, int64_t pad_x, int64_t pad_y,
+                bool accumulate) {
+  const std::string what = fmt::format("scheme {} T {} I {} O {} {} {} +x {} +y {}", static_cast<int>(scheme), c.tokens,
+                                       c.in, c.out, config_text(config), dtype_name(out), pad_x, pad_y);
   Input x(c.tokens, c.in, c.in + pad_x, 3);
   const BothWeight w(scheme, c.out, c.in, 4);
   const Output y(out, c.tokens, c.out, c.out + pad_y);
@@ -118,7 +125,8 @@ void check_rows(Scheme scheme, const LinearCase& c, const RowsConfig& config, DT
 
 // The stream kernel against the reference, and bit for bit against the row kernel with the same split.
 void check_stream(const LinearCase& c, const RowsConfig& config, DType out, int64_t pad_x, int64_t pad_y, bool accumulate) {
-  const std::string what = fmt::format("stream T {} I {} O {} {} {}", c.tokens, c.in, c.out, config_text(config), dtype_name(out));
+  const std::string what =
+      fmt::format("stream T {} I {} O {} {} {}", c.tokens, c.in, c.out, config_text(config), dtype_name(out));
   Input x(c.tokens, c.in, c.in + pad_x, 3);
   const BothWeight w(Scheme::bf16, c.out, c.in, 4);
   const Output y(out, c.tokens, c.out, c.out + pad_y), same(out, c.tokens, c.out, c.out + pad_y);
@@ -137,7 +145,8 @@ void check_stream(const LinearCase& c, const RowsConfig& config, DType out, int6
 
 TEST(GemmGpu, SanitizeStreamTails) {
   K3_NEEDS_GPU();
-  for (const LinearCase& c : {LinearCase{1, 32, 1}, LinearCase{3, 96, 17}, LinearCase{9, 288, 33}, LinearCase{16, 544, 70}, LinearCase{17, 64, 20}}) {
+  for (const LinearCase& c : {LinearCase{1, 32, 1}, LinearCase{3, 96, 17}, LinearCase{9, 288, 33}, LinearCase{16, 544, 70},
+                              LinearCase{17, 64, 20}}) {
     for (const int row_tiles : {1, 2, 4}) {
       if (row_tiles == 4 && c.tokens <= 8) continue;
       const int token_tiles = c.tokens <= 8 ? 1 : c.tokens <= 16 ? 2 : 4, rows = 16 * row_tiles;
@@ -148,9 +157,10 @@ TEST(GemmGpu, SanitizeStreamTails) {
 
 TEST(GemmGpu, StreamAgreesWithTheReferenceAndTheRowKernel) {
   K3_NEEDS_GPU();
-  for (const LinearCase& c : {LinearCase{1, 2304, 300}, LinearCase{4, 64, 4}, LinearCase{8, 1024, 48}, LinearCase{7, 160, 66},
-                              LinearCase{12, 1056, 530}, LinearCase{16, 2304, 140}, LinearCase{1, 7168, 97}, LinearCase{5, 4096, 33},
-                              LinearCase{2, 128, 1000}, LinearCase{21, 512, 50}, LinearCase{70, 256, 30}}) {
+  for (const LinearCase& c :
+       {LinearCase{1, 2304, 300}, LinearCase{4, 64, 4}, LinearCase{8, 1024, 48}, LinearCase{7, 160, 66},
+        LinearCase{12, 1056, 530}, LinearCase{16, 2304, 140}, LinearCase{1, 7168, 97}, LinearCase{5, 4096, 33},
+        LinearCase{2, 128, 1000}, LinearCase{21, 512, 50}, LinearCase{70, 256, 30}}) {
     for (const int sms : {2, 132}) {
       for (const bool deterministic : {false, true}) {
         const RowsConfig config = rows_config(c.tokens, c.out, c.in, sms, deterministic, 4);
@@ -163,7 +173,8 @@ TEST(GemmGpu, StreamAgreesWithTheReferenceAndTheRowKernel) {
 TEST(GemmGpu, SanitizeRowsTails) {
   K3_NEEDS_GPU();
   for (const Scheme scheme : {Scheme::bf16, Scheme::mxfp4, Scheme::i8}) {
-    for (const LinearCase& c : {LinearCase{1, 32, 1}, LinearCase{3, 96, 17}, LinearCase{9, 160, 33}, LinearCase{17, 288, 15}}) {
+    for (const LinearCase& c :
+         {LinearCase{1, 32, 1}, LinearCase{3, 96, 17}, LinearCase{9, 160, 33}, LinearCase{17, 288, 15}}) {
       for (const RowsConfig& config : {RowsConfig{1, 1, 1, 8, 1}, RowsConfig{1, 1, 2, 2, 2}, RowsConfig{100, 1, 4, 1, 1}}) {
         check_rows(scheme, c, config, DType::bf16, 8, 3, false);
       }
@@ -174,9 +185,9 @@ TEST(GemmGpu, SanitizeRowsTails) {
 
 TEST(GemmGpu, RowsAgreeWithTheReference) {
   K3_NEEDS_GPU();
-  const std::vector<LinearCase> cases = {{1, 1, 1},    {1, 8, 3},      {2, 31, 3},    {4, 64, 4},     {5, 17, 7},
-                                         {7, 160, 66}, {8, 1023, 9},   {8, 1024, 48}, {12, 1056, 130}, {13, 1032, 67},
-                                         {16, 2304, 40}, {19, 2080, 31}, {1, 7168, 97}, {33, 512, 70}, {64, 128, 96}};
+  const std::vector<LinearCase> cases = {{1, 1, 1},      {1, 8, 3},      {2, 31, 3},    {4, 64, 4},      {5, 17, 7},
+                                         {7, 160, 66},   {8, 1023, 9},   {8, 1024, 48}, {12, 1056, 130}, {13, 1032, 67},
+                                         {16, 2304, 40}, {19, 2080, 31}, {1, 7168, 97}, {33, 512, 70},   {64, 128, 96}};
   for (const LinearCase& c : cases) {
     for (const Scheme scheme : {Scheme::bf16, Scheme::mxfp4, Scheme::i8}) {
       if (scheme != Scheme::bf16 && c.in % 32 != 0) continue;
@@ -200,14 +211,16 @@ TEST(GemmGpu, EverySplit) {
   }
 }
 
-// Scale bytes over the whole range, and the codes of every value: dequantisation is exact, so a product with unit vectors is, too.
+// Scale bytes over the whole range, and the codes of every value: dequantisation is exact, so a product with unit vectors
+// is, too.
 TEST(GemmGpu, CodedWeightsAreExact) {
   K3_NEEDS_GPU();
   for (const Scheme scheme : {Scheme::mxfp4, Scheme::i8}) {
     constexpr int64_t kIn = 160, kRows = 253;
     BothWeight w(scheme, kRows, kIn, 9);
     for (int64_t o = 0; o < kRows; ++o) {
-      for (int64_t i = 0; i < kIn / 32; ++i) w.host.scales[static_cast<size_t>(o * (kIn / 32) + i)] = static_cast<uint8_t>(o);
+      for (int64_t i = 0; i < kIn / 32; ++i)
+        w.host.scales[static_cast<size_t>(o * (kIn / 32) + i)] = static_cast<uint8_t>(o);
     }
     w.scales.set(w.host.scales);
     std::vector<uint16_t> unit(static_cast<size_t>(kIn * kIn), 0);
@@ -222,7 +235,8 @@ TEST(GemmGpu, CodedWeightsAreExact) {
     for (int64_t o = 0; o < kRows; ++o) {
       for (int64_t i = 0; i < kIn; ++i) {
         const float want = weight_value(w.host.view(), o, i), got = y.value(bytes, i, o);
-        if (got != want && wrong++ < 5) fmt::print("scheme {} scale {} column {}: {} should be {}\n", static_cast<int>(scheme), o, i, got, want);
+        if (got != want && wrong++ < 5)
+          fmt::print("scheme {} scale {} column {}: {} should be {}\n", static_cast<int>(scheme), o, i, got, want);
       }
     }
     EXPECT_EQ(wrong, 0);
@@ -234,11 +248,12 @@ TEST(GemmGpu, SeveralPartsInOneLaunch) {
   constexpr int64_t kIn = 288;
   for (const bool dependent : {false, true}) {
     Input x(6, kIn, kIn, 1);
-    const BothWeight a(Scheme::bf16, 40, kIn, 2), b(Scheme::bf16, 7, kIn, 3), c(Scheme::i8, 33, kIn, 4), d(Scheme::mxfp4, 16, kIn, 5),
-        e(Scheme::bf16, 128, kIn, 6), none(Scheme::bf16, 0, kIn, 7);
+    const BothWeight a(Scheme::bf16, 40, kIn, 2), b(Scheme::bf16, 7, kIn, 3), c(Scheme::i8, 33, kIn, 4),
+        d(Scheme::mxfp4, 16, kIn, 5), e(Scheme::bf16, 128, kIn, 6), none(Scheme::bf16, 0, kIn, 7);
     const BothWeight* weights[] = {&a, &b, &c, &d, &e, &none};
     std::vector<Output> outputs;
-    for (size_t i = 0; i < 6; ++i) outputs.emplace_back(i % 2 == 0 ? DType::bf16 : DType::f32, 6, weights[i]->host.rows, weights[i]->host.rows + 4);
+    for (size_t i = 0; i < 6; ++i)
+      outputs.emplace_back(i % 2 == 0 ? DType::bf16 : DType::f32, 6, weights[i]->host.rows, weights[i]->host.rows + 4);
     GemmArgs args{.x = x.device.data(), .tokens = 6, .in = kIn, .x_stride = kIn, .part_count = 6, .dependent = dependent};
     for (size_t i = 0; i < 6; ++i) args.parts[i] = outputs[i].part(weights[i]->device());
     ASSERT_TRUE(gemm_cuda(args, nullptr, nullptr).ok());
@@ -265,7 +280,8 @@ TEST(GemmGpu, DeterministicTokensDoNotSeeTheirNeighbours) {
     const int64_t in = scheme == Scheme::bf16 ? kIn : 1024;
     const BothWeight w(scheme, kRows, in, 2), other(scheme, 300, in, 3);
     const Output all(DType::f32, kTokens, kRows, kRows);
-    GemmArgs args{.x = x.device.data(), .tokens = kTokens, .in = in, .x_stride = kIn, .part_count = 1, .deterministic = true};
+    GemmArgs args{
+        .x = x.device.data(), .tokens = kTokens, .in = in, .x_stride = kIn, .part_count = 1, .deterministic = true};
     args.parts[0] = all.part(w.device());
     ASSERT_TRUE(gemm_cuda(args, nullptr, nullptr).ok());
     const std::vector<uint8_t> want = all.memory.get();
@@ -293,7 +309,8 @@ TEST(GemmGpu, LibraryPlansAgreeWithTheReference) {
   for (const LinearCase& c : {LinearCase{24, 256, 128}, LinearCase{64, 1536, 72}, LinearCase{200, 288, 64}}) {
     for (const DType out : {DType::bf16, DType::f32}) {
       for (const bool accumulate : {false, true}) {
-        const std::string what = fmt::format("T {} I {} O {} {}{}", c.tokens, c.in, c.out, dtype_name(out), accumulate ? " +=" : "");
+        const std::string what =
+            fmt::format("T {} I {} O {} {}{}", c.tokens, c.in, c.out, dtype_name(out), accumulate ? " +=" : "");
         const GemmShape shape{c.tokens, c.out, c.in, out, accumulate};
         ASSERT_TRUE(plans->prepare(shape, nullptr).ok()) << what;
         ASSERT_TRUE(plans->has(shape)) << what;
@@ -302,14 +319,16 @@ TEST(GemmGpu, LibraryPlansAgreeWithTheReference) {
         const Output y(out, c.tokens, c.out, c.out + 16);
         std::vector<float> added;
         if (accumulate) y.fill(added = random_bf16(c.tokens * c.out, 5));
-        ASSERT_TRUE(plans->run(shape, x.device.data(), x.stride, w.data.data(), y.memory.data(), y.stride, nullptr).ok()) << what;
+        ASSERT_TRUE(plans->run(shape, x.device.data(), x.stride, w.data.data(), y.memory.data(), y.stride, nullptr).ok())
+            << what;
         EXPECT_LE(worst(what, x, w.host, y, added, true), 1) << what;
       }
     }
   }
 }
 
-// Weights that lie one after the other, with outputs side by side, are one product; others are not. Unaligned ones need no library.
+// Weights that lie one after the other, with outputs side by side, are one product; others are not. Unaligned ones need no
+// library.
 TEST(GemmGpu, ManyTokensThroughTheLibrary) {
   K3_NEEDS_GPU();
   Result<GemmPlans> plans = GemmPlans::create();

@@ -49,7 +49,8 @@ struct Layouts {
   const CublasLt& lt;
   cublasLtMatrixLayout_t w = nullptr, x = nullptr, y = nullptr;
   Layouts(const CublasLt& library, const GemmShape& s, int64_t x_stride, int64_t y_stride) : lt(library) {
-    const auto in = static_cast<uint64_t>(s.in), rows = static_cast<uint64_t>(s.rows), tokens = static_cast<uint64_t>(s.tokens);
+    const auto in = static_cast<uint64_t>(s.in), rows = static_cast<uint64_t>(s.rows),
+               tokens = static_cast<uint64_t>(s.tokens);
     lt.layout_create(&w, CUDA_R_16BF, in, rows, s.in);
     lt.layout_create(&x, CUDA_R_16BF, in, tokens, x_stride);
     lt.layout_create(&y, s.out == DType::f32 ? CUDA_R_32F : CUDA_R_16BF, rows, tokens, y_stride);
@@ -88,10 +89,11 @@ struct GemmPlans::Impl {
     return it->first == key_of(s, bucket) ? &it->second : nullptr;
   }
 
-  cublasStatus_t matmul(const Layouts& at, const cublasLtMatmulAlgo_t& algo, bool accumulate, const void* x, const void* w, void* y,
-                        Stream stream) const {
+  cublasStatus_t matmul(const Layouts& at, const cublasLtMatmulAlgo_t& algo, bool accumulate, const void* x, const void* w,
+                        void* y, Stream stream) const {
     const float one = 1, beta = accumulate ? 1 : 0;
-    return lt->matmul(lt->handle, desc, &one, w, at.w, x, at.x, &beta, y, at.y, y, at.y, &algo, workspace, workspace_bytes, stream);
+    return lt->matmul(lt->handle, desc, &one, w, at.w, x, at.x, &beta, y, at.y, y, at.y, &algo, workspace, workspace_bytes,
+                      stream);
   }
 
   std::vector<cublasLtMatmulHeuristicResult_t> candidates(const Layouts& at) const {
@@ -143,7 +145,8 @@ Result<GemmPlans> GemmPlans::create(int64_t workspace_bytes) {
       impl->lt->desc_set(impl->desc, CUBLASLT_MATMUL_DESC_TRANSA, &transpose, sizeof transpose) != CUBLAS_STATUS_SUCCESS) {
     return fail(Code::unsupported, "cuBLASLt refuses a BF16 product with FP32 sums");
   }
-  K3_TRY(to_status({static_cast<int>(cudaMalloc(&impl->workspace, static_cast<size_t>(workspace_bytes)))}, "workspace of cuBLASLt"));
+  K3_TRY(to_status({static_cast<int>(cudaMalloc(&impl->workspace, static_cast<size_t>(workspace_bytes)))},
+                   "workspace of cuBLASLt"));
   impl->workspace_bytes = static_cast<size_t>(workspace_bytes);
   return GemmPlans(std::move(impl));
 }
@@ -153,8 +156,8 @@ Status GemmPlans::prepare(const GemmShape& wanted, Stream stream) {
   s.tokens = gemm_token_bucket(s.tokens);
   if (impl_->plans.contains(key_of(s, s.tokens))) return {};
   const int64_t y_bytes = s.tokens * s.rows * dtype_bytes(s.out);
-  const Scratch x(static_cast<size_t>(s.tokens * s.in * 2)), w(static_cast<size_t>(s.rows * s.in * 2)), y(static_cast<size_t>(y_bytes)),
-      flush(kFlushBytes);
+  const Scratch x(static_cast<size_t>(s.tokens * s.in * 2)), w(static_cast<size_t>(s.rows * s.in * 2)),
+      y(static_cast<size_t>(y_bytes)), flush(kFlushBytes);
   if (!x.ok() || !w.ok() || !y.ok() || !flush.ok()) {
     cudaGetLastError();
     return fail(Code::exhausted, "no device memory to measure a product of {} tokens, {} x {}", s.tokens, s.rows, s.in);
@@ -168,8 +171,9 @@ Status GemmPlans::prepare(const GemmShape& wanted, Stream stream) {
   K3_TRY(to_status({static_cast<int>(cudaEventCreate(&end))}, "event"));
   Plan best;
   for (const cublasLtMatmulHeuristicResult_t& candidate : impl_->candidates(layouts)) {
-    const double us = Impl::measure_us([&] { return impl_->matmul(layouts, candidate.algo, s.accumulate, x.data(), w.data(), y.data(), stream); },
-                                       flush.data(), begin, end, stream);
+    const double us = Impl::measure_us(
+        [&] { return impl_->matmul(layouts, candidate.algo, s.accumulate, x.data(), w.data(), y.data(), stream); },
+        flush.data(), begin, end, stream);
     if (us > 0 && (best.us == 0 || us < best.us)) best = {candidate.algo, us};
   }
   cudaEventDestroy(begin);
@@ -197,12 +201,14 @@ CudaStatus GemmPlans::run(const GemmShape& s, const void* x, int64_t x_stride, c
   return {status == CUBLAS_STATUS_SUCCESS ? cudaSuccess : cudaErrorNotSupported};
 }
 
-// First line: version of the library. Then a line a plan: rows in f32 accumulate bucket us, and the algorithm's words in hex.
+// First line: version of the library. Then a line a plan: rows in f32 accumulate bucket us, and the algorithm's words in
+// hex.
 std::string GemmPlans::save() const {
   std::string out = fmt::format("cublaslt {}\n", impl_->lt->version());
   for (const auto& [key, plan] : impl_->plans) {
     const auto& [rows, in, f32, accumulate, bucket] = key;
-    out += fmt::format("{} {} {} {} {} {:.3f}", rows, in, static_cast<int>(f32), static_cast<int>(accumulate), bucket, plan.us);
+    out +=
+        fmt::format("{} {} {} {} {} {:.3f}", rows, in, static_cast<int>(f32), static_cast<int>(accumulate), bucket, plan.us);
     for (const uint64_t word : plan.algo.data) out += fmt::format(" {:x}", word);
     out += '\n';
   }

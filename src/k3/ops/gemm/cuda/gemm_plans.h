@@ -1,12 +1,13 @@
-// Purpose:  cuBLASLt's algorithms, chosen by measurement: which of its candidates is fastest for a shape on this device.
+// Purpose:  cuBLASLt's algorithms, chosen by measurement: which candidate is fastest for a shape on this device.
 // Shapes:   x [T, I] bf16, w [O, I] bf16, y [T, O] bf16 or f32.
 // Units:    bytes; strides in elements.
-// Memory:   owns one workspace on the device, given to every call. prepare() takes device memory for x, w, y while it measures.
+// Memory:   owns one workspace on the device, given to every call. prepare() takes device memory for x, w, y while it
+//           measures.
 // Threads:  prepare() and load() by one thread, before run(); calls of run() on one stream (they share the workspace).
-// Errors:   not_found: no cuBLASLt; exhausted: no device memory; corrupt: load() of a text of another library version or no plan.
-//           run() answers cudaErrorNotSupported where no plan fits.
-// Source:   kernels.md 9. Algorithms that add up partial sums in y's dtype or in place are left out; those with FP32 sums in the
-//           workspace are repeatable. Results of two token buckets may differ in the last bits.
+// Errors:   not_found: no cuBLASLt; exhausted: no device memory; corrupt: load() of a text of another library version
+//           or of no plan. run() answers cudaErrorNotSupported where no plan fits.
+// Source:   kernels.md 9. Algorithms that add up partial sums in y's dtype or in place are left out; those with FP32
+//           sums in the workspace are repeatable. Results of two token buckets may differ in the last bits.
 #pragma once
 
 #include <cstdint>

@@ -30,7 +30,8 @@ struct Rows {
 enum class RowsCodec { bf16, bf16_unaligned, mxfp4, i8 };
 
 // x_aligned: rows of x may be read 16 bytes at a time.
-int gemm_rows_launch(const Rows& rows, RowsCodec codec, bool x_aligned, int token_tiles, bool dependent, cudaStream_t stream);
+int gemm_rows_launch(const Rows& rows, RowsCodec codec, bool x_aligned, int token_tiles, bool dependent,
+                     cudaStream_t stream);
 // BF16, I a multiple of 32, all rows aligned to 16 bytes. row_tiles: most rows of a tile over 16.
 int gemm_stream_launch(const Rows& rows, int row_tiles, int token_tiles, bool dependent, cudaStream_t stream);
 

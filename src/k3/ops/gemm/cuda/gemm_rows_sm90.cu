@@ -1,10 +1,11 @@
 // Dense products of few tokens: a weight streams through once, tokens are the N side of mma.m16n8k16.
 //
-// A warp owns 16 rows of a weight and every P-th k-step of 32 columns; P = warps that share a row tile times blocks of the cluster.
-// K is a sum, so its order inside a k-step is free: lane (g, q) = (lane / 4, lane % 4) takes columns 8 q .. 8 q + 7 of rows g and
-// g + 8 with one 16-byte load each, and the same columns of token g. Those are the fragments of two mma whose K indices are renamed
-// alike on both sides. kDepth k-steps of loads are in flight a warp; the first ones of the weights start before the kernel before
-// has ended (dependent launch). Partial sums meet in shared memory, warps in order, then blocks of the cluster in order.
+// A warp owns 16 rows of a weight and every P-th k-step of 32 columns; P = warps that share a row tile times blocks of the
+// cluster. K is a sum, so its order inside a k-step is free: lane (g, q) = (lane / 4, lane % 4) takes columns 8 q .. 8 q + 7
+// of rows g and g + 8 with one 16-byte load each, and the same columns of token g. Those are the fragments of two mma whose
+// K indices are renamed alike on both sides. kDepth k-steps of loads are in flight a warp; the first ones of the weights
+// start before the kernel before has ended (dependent launch). Partial sums meet in shared memory, warps in order, then
+// blocks of the cluster in order.
 #include "k3/ops/cuda/launch.cuh"
 #include "k3/ops/gemm/cuda/gemm_tile.cuh"
 
@@ -39,7 +40,9 @@ template <bool kAligned>
 struct Bf16Codec {
   static constexpr int kSubs = 1, kDepth = 4;
   using Raw = uint4;
-  static __device__ Row row(const RowsPart& part, int r, int in) { return {part.w + static_cast<int64_t>(r) * in * 2, nullptr}; }
+  static __device__ Row row(const RowsPart& part, int r, int in) {
+    return {part.w + static_cast<int64_t>(r) * in * 2, nullptr};
+  }
   static __device__ __forceinline__ Raw load(const Row& row, int step, int q, int in) {
     const int col = step * kGemmKStep + 8 * q;
     if constexpr (kAligned) {
@@ -51,7 +54,7 @@ struct Bf16Codec {
   static __device__ __forceinline__ uint4 decode(const Raw& raw, int) { return raw; }
 };
 
-// Exact: a product with powers of two in BF16, in two factors because one would not reach every scale (mxfp4.h, kernels.md 7).
+// Exact: a product with powers of two in BF16, in two factors because one would not reach every scale (kernels.md 7).
 struct Mxfp4Codec {
   static constexpr int kSubs = 4, kDepth = 2;
   struct Raw {
@@ -89,7 +92,8 @@ struct Mxfp4Codec {
     const uint32_t scale = raw.scales >> (8 * sub) & 255U;
     const uint32_t e1 = (min(scale, 128U) + 126) << 7, e2 = (max(scale, 128U) - 1) << 7;
     const uint32_t b1 = e1 | e1 << 16, b2 = e2 | e2 << 16;
-    const __nv_bfloat162 f1 = *reinterpret_cast<const __nv_bfloat162*>(&b1), f2 = *reinterpret_cast<const __nv_bfloat162*>(&b2);
+    const __nv_bfloat162 f1 = *reinterpret_cast<const __nv_bfloat162*>(&b1),
+                         f2 = *reinterpret_cast<const __nv_bfloat162*>(&b2);
     return {both(raw.codes[0], sub, f1, f2), both(raw.codes[1], sub, f1, f2), both(raw.codes[2], sub, f1, f2),
             both(raw.codes[3], sub, f1, f2)};
   }
@@ -213,9 +217,11 @@ int launch_tiles(const Rows& rows, int token_tiles, const LaunchOptions& options
 
 }  // namespace
 
-int gemm_rows_launch(const Rows& rows, RowsCodec codec, bool x_aligned, int token_tiles, bool dependent, cudaStream_t stream) {
+int gemm_rows_launch(const Rows& rows, RowsCodec codec, bool x_aligned, int token_tiles, bool dependent,
+                     cudaStream_t stream) {
   const int tiles_per_block = kGemmWarps >> rows.k_warps_log2;
-  const int64_t blocks = static_cast<int64_t>((rows.tiles + tiles_per_block - 1) / tiles_per_block) * rows.token_groups << rows.cluster_log2;
+  const int64_t blocks = static_cast<int64_t>((rows.tiles + tiles_per_block - 1) / tiles_per_block) * rows.token_groups
+                         << rows.cluster_log2;
   const LaunchOptions options{.grid = dim3(static_cast<unsigned>(blocks)),
                               .block = dim3(kThreads),
                               .cluster = 1 << rows.cluster_log2,

@@ -1,10 +1,11 @@
 // Dense products of few tokens, BF16: each thread streams its own fragments of the weights through shared memory.
 //
-// A warp has a tile of up to 16 kRowTiles rows and every P-th k-step of 32 columns. K is a sum, so its order inside a k-step is free:
-// lane (g, q) takes columns 8 q .. 8 q + 7 of rows g, g + 8, ..., 16 bytes each, and the same columns of token g: the fragments of two
-// mma.m16n8k16 whose K indices are renamed alike on both sides. A thread copies its fragments into slots of its own, kDepth steps ahead,
-// and reads them back itself: a deep queue without registers, and no barrier. The weights of the first kDepth steps start before the
-// kernel before has ended (dependent launch): nothing of them depends on it.
+// A warp has a tile of up to 16 kRowTiles rows and every P-th k-step of 32 columns. K is a sum, so its order inside a k-step
+// is free: lane (g, q) takes columns 8 q .. 8 q + 7 of rows g, g + 8, ..., 16 bytes each, and the same columns of token g:
+// the fragments of two mma.m16n8k16 whose K indices are renamed alike on both sides. A thread copies its fragments into
+// slots of its own, kDepth steps ahead, and reads them back itself: a deep queue without registers, and no barrier. The
+// weights of the first kDepth steps start before the kernel before has ended (dependent launch): nothing of them depends on
+// it.
 #include "k3/ops/cuda/launch.cuh"
 #include "k3/ops/gemm/cuda/gemm_tile.cuh"
 
@@ -23,7 +24,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks) stream_kernel(const __grid_
   const Place place = place_of(p, 8 * kTokenTiles);
   const Tile tile = tile_at(p, place.tile);
   const int steps = p.in / kGemmKStep;
-  const int mine = tile.end > tile.begin && place.split < steps ? (steps - place.split + place.splits - 1) / place.splits : 0;
+  const int mine =
+      tile.end > tile.begin && place.split < steps ? (steps - place.split + place.splits - 1) / place.splits : 0;
   const int64_t first = place.split * kGemmKStep * 2 + 16 * q, stride = place.splits * kGemmKStep * 2;  // bytes of a row
 
   const uint8_t* w[kHalves];
@@ -104,7 +106,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks) stream_kernel(const __grid_
 template <int kRowTiles, int kTokenTiles, int kDepth, int kBlocks>
 int go(const Rows& rows, bool dependent, cudaStream_t stream) {
   const int tiles_per_block = kGemmWarps >> rows.k_warps_log2;
-  const int64_t blocks = static_cast<int64_t>((rows.tiles + tiles_per_block - 1) / tiles_per_block) * rows.token_groups << rows.cluster_log2;
+  const int64_t blocks = static_cast<int64_t>((rows.tiles + tiles_per_block - 1) / tiles_per_block) * rows.token_groups
+                         << rows.cluster_log2;
   return launch(stream_kernel<kRowTiles, kTokenTiles, kDepth, kBlocks>,
                 LaunchOptions{.grid = dim3(static_cast<unsigned>(blocks)),
                               .block = dim3(kThreads),
@@ -117,7 +120,8 @@ int go(const Rows& rows, bool dependent, cudaStream_t stream) {
 }  // namespace
 
 int gemm_stream_launch(const Rows& rows, int row_tiles, int token_tiles, bool dependent, cudaStream_t stream) {
-  switch (row_tiles * 10 + token_tiles) {  // as many steps ahead as let two or three blocks share a multiprocessor; one, where it is slower
+  // As many steps ahead as let two or three blocks share a multiprocessor; one, where that was slower.
+  switch (row_tiles * 10 + token_tiles) {
     case 11: return go<1, 1, 6, 3>(rows, dependent, stream);
     case 12: return go<1, 2, 6, 2>(rows, dependent, stream);
     case 14: return go<1, 4, 4, 2>(rows, dependent, stream);

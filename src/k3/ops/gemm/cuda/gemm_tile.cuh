@@ -31,9 +31,9 @@ __device__ __forceinline__ Tile tile_at(const Rows& p, int tile) {
   return {begin, begin + p.base_height + (tile < p.higher ? 1 : 0)};
 }
 
-struct Place {  // of a warp
-  int first_tile;   // of the block
-  int tile;         // of the warp
+struct Place {     // of a warp
+  int first_tile;  // of the block
+  int tile;        // of the warp
   int first_token;
   int split, splits;  // along K
 };
@@ -57,11 +57,11 @@ __device__ __forceinline__ void store(const RowsPart& part, int64_t token, int r
   }
 }
 
-// acc: sums of a warp, [row tile][token tile][4] as mma leaves them. sums: where warp w puts them, at w * warp_floats; there are
-// 8 kTokenTiles * sum_pitch(kRowTiles) floats each. Adds warps in order, then blocks of the cluster in order.
+// acc: sums of a warp, [row tile][token tile][4] as mma leaves them. sums: where warp w puts them, at w * warp_floats; there
+// are 8 kTokenTiles * sum_pitch(kRowTiles) floats each. Adds warps in order, then blocks of the cluster in order.
 template <int kRowTiles, int kTokenTiles>
-__device__ __forceinline__ void finish(const Rows& p, const Place& place, const float (&acc)[kRowTiles][kTokenTiles][4], float* sums,
-                                       int warp_floats) {
+__device__ __forceinline__ void finish(const Rows& p, const Place& place, const float (&acc)[kRowTiles][kTokenTiles][4],
+                                       float* sums, int warp_floats) {
   constexpr int kPitch = sum_pitch(kRowTiles), kRows = kGemmRowTile * kRowTiles, kTileSums = 8 * kTokenTiles * kRows;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, q = lane % 4, threads = 32 * kGemmWarps;
   const int k_warps = 1 << p.k_warps_log2, cluster = 1 << p.cluster_log2, rank = blockIdx.x & (cluster - 1);

@@ -8,7 +8,9 @@ constexpr CudaStatus kNoDevice{100};  // cudaErrorNoDevice
 }
 
 CudaStatus gemm_cuda(const GemmArgs&, const GemmPlans*, Stream) { return kNoDevice; }
-Status gemm_prepare(const GemmArgs&, GemmPlans&, Stream) { return fail(Code::unsupported, "this program was built without CUDA"); }
+Status gemm_prepare(const GemmArgs&, GemmPlans&, Stream) {
+  return fail(Code::unsupported, "this program was built without CUDA");
+}
 CudaStatus gemm_stream_cuda(const GemmArgs&, const RowsConfig&, Stream) { return kNoDevice; }
 CudaStatus gemm_rows_cuda(const GemmArgs&, const RowsConfig&, Stream) { return kNoDevice; }
 
@@ -18,10 +20,14 @@ GemmPlans::GemmPlans(GemmPlans&&) noexcept = default;
 GemmPlans& GemmPlans::operator=(GemmPlans&&) noexcept = default;
 GemmPlans::~GemmPlans() = default;
 Result<GemmPlans> GemmPlans::create(int64_t) { return fail(Code::unsupported, "this program was built without CUDA"); }
-Status GemmPlans::prepare(const GemmShape&, Stream) { return fail(Code::unsupported, "this program was built without CUDA"); }
+Status GemmPlans::prepare(const GemmShape&, Stream) {
+  return fail(Code::unsupported, "this program was built without CUDA");
+}
 bool GemmPlans::has(const GemmShape&) const { return false; }
 double GemmPlans::measured_us(const GemmShape&) const { return 0; }
-CudaStatus GemmPlans::run(const GemmShape&, const void*, int64_t, const void*, void*, int64_t, Stream) const { return kNoDevice; }
+CudaStatus GemmPlans::run(const GemmShape&, const void*, int64_t, const void*, void*, int64_t, Stream) const {
+  return kNoDevice;
+}
 std::string GemmPlans::save() const { return {}; }
 Status GemmPlans::load(std::string_view) { return fail(Code::unsupported, "this program was built without CUDA"); }
 
