@@ -12,12 +12,16 @@ namespace {
 constexpr uint32_t kExpanded = 16;  // more repeats than this are counted on the stack
 constexpr int kMaxGroups = 100;
 constexpr size_t kMaxNodes = 300'000;
+constexpr size_t kMaxTextBytes = size_t{4} << 20;  // a byte of a literal costs about 100 before its nodes are counted
 
 class EbnfParser {
  public:
   EbnfParser(Builder& builder, std::string_view text) : b_(builder), text_(text) {}
 
   Result<RuleId> parse() {
+    if (text_.size() > kMaxTextBytes) {
+      return fail(Code::exhausted, "the grammar of {} bytes is longer than {}", text_.size(), kMaxTextBytes);
+    }
     if (!is_utf8(text_)) return error("the grammar is not UTF-8");
     space(true);
     while (pos_ < text_.size()) {
@@ -200,8 +204,11 @@ class EbnfParser {
     size_t end = pos_ + opener.size();
     bool in_class = false;
     for (; end < text_.size() && text_[end] != '\n' && (text_[end] != closer || in_class); ++end) {
-      if (text_[end] == '\\') ++end;
-      if (closer == '/' && end < text_.size()) in_class = text_[end] == '[' || (in_class && text_[end] != ']');
+      if (text_[end] == '\\') {
+        ++end;  // an escaped bracket opens and closes nothing
+      } else if (closer == '/') {
+        in_class = text_[end] == '[' || (in_class && text_[end] != ']');
+      }
     }
     if (end >= text_.size() || text_[end] != closer) return error("a class or pattern is not closed on its line");
     std::string pattern(text_.substr(pos_, end - pos_));

@@ -3,7 +3,8 @@
 // Units:    code points.
 // Memory:   writes into the builder.
 // Threads:  pure function of its arguments.
-// Errors:   invalid_argument with the line: syntax, unknown or repeated names; exhausted: repeated too much.
+// Errors:   invalid_argument with the line: syntax, unknown or repeated names; exhausted: too long, or repeated
+//           too much.
 // Source:   the notation that llama.cpp and others take (GBNF); `:` and `=` may stand for `::=`, /regex/ for a terminal.
 #pragma once
 

@@ -69,6 +69,12 @@ TEST(HostileGrammars, AreBounded) {
   }
   EXPECT_TRUE(Grammar::ebnf(test::byte_trie(), "root ::= \"a\"" + std::string(1'000'000, '\n') + "| \"b\"\n").ok());
   EXPECT_TRUE(Grammar::regex(test::byte_trie(), "\\p{N}{100}").ok());
+  // Their length alone is refused: what is built of them would take a hundred times their bytes before it is counted.
+  for (const auto& refused : {Grammar::regex(test::byte_trie(), std::string(300'000, 'a')),
+                              Grammar::ebnf(test::byte_trie(), "root ::= \"" + std::string(5'000'000, 'a') + "\"")}) {
+    EXPECT_EQ(refused.error().code, Code::exhausted);
+    EXPECT_NE(refused.error().message.find("is longer than"), std::string::npos) << refused.error().message;
+  }
   std::string chain = R"({"$ref":"#/$defs/a0","$defs":{)";
   for (int i = 0; i < 20'000; ++i) chain += fmt::format(R"("a{}":{{"$ref":"#/$defs/a{}"}},)", i, i + 1);
   EXPECT_EQ(Grammar::json_schema(test::byte_trie(), chain + R"("a20000":{}}})").error().code, Code::exhausted);
@@ -92,6 +98,7 @@ TEST(EbnfGrammar, Texts) {
       {"root: \"a\"\n  | 'b' \"\\n\"\n  | /[0-9]{2}/\n", {"a", "b\n", "42"}, {"b", "4"}},
       {"root = (\n  \"a\" |\n  \"b\"\n)+\n", {"ab", "b"}, {""}},
       {"root ::= [^\"\\\\] . \"\\u00e9\"?", {"xy", "xy\xC3\xA9", "\xC3\xA9\xC3\xA9"}, {"\"y", "x"}},
+      {R"(root ::= /\[a/ | /[\]\/]b/ | /\\[[\\/]c/)", {"[a", "]b", "/b", "\\[c", "\\/c"}, {"a", "[b", "[c"}},
       {"// a comment\n\nroot ::= ws \"x\" ws\nws ::= ([ \\t\\n] ws)?", {"x", "  x\n"}, {"y"}},
   };
   for (const Case& test : cases) check(test, Grammar::ebnf(test::byte_trie(), test.source));

@@ -10,6 +10,7 @@ namespace {
 constexpr int kMaxInline = 100;  // alternatives within alternatives
 constexpr size_t kMaxRules = 50'000;
 constexpr size_t kMaxNodes = 3'000'000;
+constexpr size_t kMaxSchemaBytes = size_t{4} << 20;  // a byte of a literal or name costs about 200 before states are counted
 
 }  // namespace
 
@@ -71,7 +72,7 @@ Result<RuleId> SchemaCompiler::value_rule(const List& list) {
   }
   if (const auto found = rules_.find(key); found != rules_.end()) return found->second;
   const JsonNode& first = *list.at(0).node;
-  if (rules_.size() >= kMaxRules || b_.size() > kMaxNodes) {
+  if (root_->raw.size() > kMaxSchemaBytes || rules_.size() >= kMaxRules || b_.size() > kMaxNodes) {
     return bad(first, "", "the schema needs too large a grammar", Code::exhausted);
   }
   if (&first == &anything_ && list.size() == 1) return any_value();

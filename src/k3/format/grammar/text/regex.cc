@@ -8,7 +8,8 @@ namespace k3::grammar {
 namespace {
 
 constexpr size_t kMaxNfaStates = 30000;
-constexpr int kMaxGroups = 100;  // nesting
+constexpr int kMaxGroups = 100;                       // nesting
+constexpr size_t kMaxPatternBytes = size_t{1} << 18;  // a byte costs about 250 before the automaton's own limits can tell
 constexpr uint32_t kOpen = UINT32_MAX;
 
 struct Fragment {
@@ -21,6 +22,9 @@ class RegexParser {
   explicit RegexParser(std::string_view text) : text_(text) {}
 
   Result<TextDfa> parse(bool whole) {
+    if (text_.size() > kMaxPatternBytes) {
+      return fail(Code::exhausted, "the pattern of {} bytes is longer than {}", text_.size(), kMaxPatternBytes);
+    }
     if (!is_utf8(text_)) return error("is not UTF-8");
     const uint32_t start = nfa_.state(), accept = nfa_.state();
     K3_TRY_ASSIGN(const Fragment body, alternatives(0));

@@ -4,7 +4,7 @@
 // Units:    code points.
 // Memory:   by value.
 // Threads:  pure functions.
-// Errors:   invalid_argument with the offset: syntax and what is not regular; exhausted: automaton too large.
+// Errors:   invalid_argument with the offset: syntax and what is not regular; exhausted: pattern or automaton too large.
 // Source:   ECMA-262 patterns with the u flag, as JSON Schema asks; `whole` false: the text contains a match.
 #pragma once
 
