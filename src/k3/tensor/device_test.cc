@@ -24,7 +24,8 @@ TEST(Device, MissingOnesAreNamed) {
   const Result<Device> device = parse_device("cuda:63");
   ASSERT_FALSE(device.ok());
   EXPECT_TRUE(device.error().code == Code::unavailable || device.error().code == Code::unsupported);
-  EXPECT_NE(device.error().message.find("cuda:63") + device.error().message.find("--device cpu"), 2 * std::string::npos);
+  const std::string& message = device.error().message;
+  EXPECT_TRUE(message.find("cuda:63") != std::string::npos || message.find("--device cpu works") != std::string::npos) << message;
 }
 
 TEST(Device, MemoryOfTheProcessorIsAllocatedWithoutOne) {

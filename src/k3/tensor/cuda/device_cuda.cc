@@ -16,7 +16,7 @@ Result<int> device_count() {
   const cudaError_t error = cudaGetDeviceCount(&count);
   if (error == cudaSuccess && count > 0) return count;
   if (error == cudaSuccess || error == cudaErrorNoDevice) return fail(Code::unavailable, "this machine has no NVIDIA GPU; --device cpu works");
-  return fail(Code::unavailable, "no GPU can be used: {} (is the NVIDIA driver installed and recent enough?)", cudaGetErrorString(error));
+  return fail(Code::unavailable, "no GPU can be used: {} (is the NVIDIA driver installed and recent enough?); --device cpu works", cudaGetErrorString(error));
 }
 
 }  // namespace
