@@ -1,9 +1,9 @@
 #include "k3/ops/mla/cuda/mla_cuda.h"
 
 #include "k3/base/check.h"
+#include "k3/ops/cuda/tensor_map.h"
 #include "k3/ops/mla/cuda/mla_config.h"
 #include "k3/ops/mla/cuda/mla_launch.cuh"
-#include "k3/ops/mla/cuda/mla_tensor_map.h"
 
 namespace k3::ops::cuda {
 namespace {

@@ -1,13 +1,11 @@
 #include "k3/ops/moe/cuda/moe_grouped_cuda.h"
 
-#include <cuda.h>
-#include <cuda_runtime_api.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 
 #include "k3/base/check.h"
+#include "k3/ops/cuda/tensor_map.h"
 #include "k3/ops/moe/cuda/moe_plan_cuda.h"
 
 namespace k3::ops::cuda {
@@ -89,35 +87,14 @@ MoeGroupedGlu glu_of(const MoeGlu& g) {
   return out;
 }
 
-using Encode = decltype(&cuTensorMapEncodeTiled);
-
-Encode encoder() {
-  static const Encode found = [] {
-    void* entry = nullptr;
-    cudaDriverEntryPointQueryResult result{};
-    const cudaError_t error =
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &result);
-    return error == cudaSuccess && result == cudaDriverEntryPointSuccess ? reinterpret_cast<Encode>(entry) : nullptr;
-  }();
-  return found;
-}
-
 // Boxes of 64 columns of x [rows, columns].
 int set_maps(MoeGroupedGemm& gemm, void* x, int64_t rows, int columns) {
-  const Encode encode = encoder();
-  if (encode == nullptr) return cudaErrorNotSupported;
-  const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)},
-                   strides[1] = {static_cast<cuuint64_t>(columns) * 2};
-  const cuuint32_t steps[2] = {1, 1};
   for (MoeGroupedMap* map : {&gemm.map32, &gemm.map8}) {
-    const cuuint32_t box[2] = {64, map == &gemm.map32 ? 32U : 8U};
     CUtensorMap out;
     static_assert(sizeof(out) == sizeof(*map));
-    if (encode(&out, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, x, sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-               CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) != CUDA_SUCCESS) {
-      return cudaErrorInvalidValue;
-    }
+    const int code =
+        encode_map(&out, {.base = x, .sizes = {columns, rows}, .strides = {1, columns}, .box = {64, map == &gemm.map32 ? 32 : 8}});
+    if (code != 0) return code;
     std::memcpy(map, &out, sizeof(out));
   }
   return 0;

@@ -1,4 +1,4 @@
-// Internal to ops/mla. Tensor maps for the copy engine; the driver's encoder is found at run time.
+// Internal to ops/cuda. Tensor maps for the copy engine; the driver's encoder is found at run time.
 #pragma once
 
 #include <cuda.h>

@@ -1,4 +1,4 @@
-#include "k3/ops/mla/cuda/mla_tensor_map.h"
+#include "k3/ops/cuda/tensor_map.h"
 
 #include <cuda_runtime_api.h>
 
