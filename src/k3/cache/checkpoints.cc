@@ -30,8 +30,9 @@ std::span<const CheckpointWrite> HybridCache::Impl::plan(Sequence& sequence, int
   if (follow) add(last_multiple(end, block_tokens), true);
   // Of one position the kept entry comes first and stays.
   std::ranges::stable_sort(sequence.plan, {}, &CheckpointWrite::position);
-  const auto twice = std::ranges::unique(sequence.plan, {}, &CheckpointWrite::position);
-  sequence.plan.erase(twice.begin(), twice.end());
+  // std::unique, not the one of ranges: clang 14, which builds the fuzz targets, cannot compile that of g++ 12's library.
+  const auto same = [](const CheckpointWrite& a, const CheckpointWrite& b) { return a.position == b.position; };
+  sequence.plan.erase(std::unique(sequence.plan.begin(), sequence.plan.end(), same), sequence.plan.end());
   // The latest are worth most: when there is no room the early ones go without.
   int64_t affordable = available_pages() / groups;
   for (size_t i = sequence.plan.size(); i-- > 0;) {

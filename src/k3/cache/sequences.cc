@@ -80,7 +80,7 @@ void HybridCache::Impl::plan_prompt(const CachePrompt& prompt, const Match& matc
   }
   if (policy.second_sighting) keep(match.matched);
   std::ranges::sort(kept);
-  kept.erase(std::ranges::unique(kept).begin(), kept.end());
+  kept.erase(std::unique(kept.begin(), kept.end()), kept.end());
 }
 
 // With everything pinned that the hit needs, then the rest allocated; false, and all as before, when there is no room.
