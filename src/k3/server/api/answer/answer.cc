@@ -100,12 +100,13 @@ void Answer::start() {
   exchange_->on_gone([weak = weak_from_this()] {
     if (const auto self = weak.lock()) self->cancel_all(true);
   });
-  bool failed = false;
+  bool over = false;
   {
     const Lock lock(mutex_);
-    failed = error_.has_value();
+    // Answered already: the server was stopped between a submission and the moment its id was known here.
+    over = error_.has_value() || answered_;
   }
-  if (failed) cancel_all(false);
+  if (over) cancel_all(false);
   const Lock lock(mutex_);
   all_submitted_ = true;
   if (done_ == submitted_) all_done();
