@@ -4,6 +4,8 @@
 
 #include <functional>
 
+#include "k3/model/run/sequence.h"
+
 namespace k3 {
 namespace {
 
@@ -34,6 +36,16 @@ TEST(GpuConfig, OtherSizesAreRefusedByName) {
   refused([](Config& c) { c.hidden_size = 7172; }, "hidden_size");
   refused([](Config& c) { c.moe_intermediate_size = 3080; }, "moe_intermediate_size");
   refused([](Config& c) { c.routed_expert_hidden_size = 3592; }, "routed_expert_hidden_size");
+}
+
+TEST(GpuConfig, LatentsThatNoKernelReadsAreRefused) {
+  const Config config = released("kimi-linear-48b.json");
+  for (const DType dtype : {DType::f32, DType::f8_e4m3}) {
+    const auto pool = SequencePool::create(config, ops::Policy::bf16, 1, 64, {.state = {}, .latent = dtype}, Device{0});
+    ASSERT_FALSE(pool.ok());
+    EXPECT_EQ(pool.error().code, Code::unsupported);
+    EXPECT_NE(pool.error().message.find(dtype_name(dtype)), std::string::npos) << pool.error().message;
+  }
 }
 
 }  // namespace

@@ -35,6 +35,9 @@ Result<SequencePool> SequencePool::create(const Config& config, ops::Policy poli
   pool.conv_dtype_ = policy == ops::Policy::exact ? DType::f32 : DType::bf16;
   pool.latent_dtype_ = dtypes.latent.value_or(pool.conv_dtype_);
   pool.state_dtype_ = dtypes.state.value_or(DType::f32);
+  if (device.is_cuda() && pool.latent_dtype_ != DType::bf16) {
+    return fail(Code::unsupported, "latents of dtype {} are for --device cpu; the GPU kernels read BF16", dtype_name(pool.latent_dtype_));
+  }
   pool.ctx_tokens_ = device.is_cuda() ? (ctx_tokens + kDevicePage - 1) / kDevicePage * kDevicePage : ctx_tokens;
   ctx_tokens = pool.ctx_tokens_;
   pool.lengths_.assign(static_cast<size_t>(sequences), 0);

@@ -4,7 +4,7 @@
 // Units:    tokens.
 // Memory:   state is allocated at once; latents are reserved for ctx_tokens and cost memory as they fill.
 // Threads:  one thread at a time.
-// Errors:   create: exhausted when the memory is not there. Room is checked by room() before a step.
+// Errors:   create: exhausted when the memory is not there; unsupported for latents that are not BF16 on a GPU. Room is checked by room() before a step.
 // Source:   model.md 3.3, 3.4, 7.3.
 #pragma once
 

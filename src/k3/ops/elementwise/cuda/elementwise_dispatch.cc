@@ -16,6 +16,20 @@ void check_rows(const Tensor& t, const char* what) {
   K3_CHECK(t.rank == 2 && t.dtype == DType::bf16, "{}: {} of dtype {} on a GPU", what, t.shape_text(), dtype_name(t.dtype));
 }
 
+// y = x (op) y
+RowPair into(const Tensor& x, const Tensor& y, const char* what) {
+  check_rows(x, what);
+  check_rows(y, what);
+  return {.rows = y.dim(0),
+          .width = y.dim(1),
+          .x = x.data,
+          .x_stride = x.stride(0),
+          .y = y.data,
+          .y_stride = y.stride(0),
+          .out = y.data,
+          .out_stride = y.stride(0)};
+}
+
 }  // namespace
 
 void embedding(const Ctx& ctx, const Weight& table, const Tensor& out) noexcept {
@@ -84,17 +98,7 @@ void rms_norm(const Ctx& ctx, const Tensor& x, const Tensor& weight, float eps, 
 }
 
 void add(const Ctx& ctx, const Tensor& x, const Tensor& y) noexcept {
-  check_rows(x, "add");
-  ctx.gpu->note(add_cuda({.rows = x.dim(0),
-                          .width = x.dim(1),
-                          .x = x.data,
-                          .x_stride = x.stride(0),
-                          .y = y.data,
-                          .y_stride = y.stride(0),
-                          .out = y.data,
-                          .out_stride = y.stride(0)},
-                         ctx.stream),
-                "add");
+  ctx.gpu->note(add_cuda(into(x, y, "add"), ctx.stream), "add");
 }
 
 void copy(const Ctx& ctx, const Tensor& from, const Tensor& to) noexcept {
@@ -125,17 +129,7 @@ void gather_rows(const Ctx& ctx, const Tensor& from, std::span<const int64_t>, c
 }
 
 void sigmoid_gate(const Ctx& ctx, const Tensor& gate, const Tensor& y) noexcept {
-  check_rows(gate, "sigmoid_gate");
-  ctx.gpu->note(sigmoid_gate_cuda({.rows = y.dim(0),
-                                   .width = y.dim(1),
-                                   .x = gate.data,
-                                   .x_stride = gate.stride(0),
-                                   .y = y.data,
-                                   .y_stride = y.stride(0),
-                                   .out = y.data,
-                                   .out_stride = y.stride(0)},
-                                  ctx.stream),
-                "sigmoid_gate");
+  ctx.gpu->note(sigmoid_gate_cuda(into(gate, y, "sigmoid_gate"), ctx.stream), "sigmoid_gate");
 }
 
 void glu(const Ctx& ctx, const Tensor& gate, const Tensor& up, const ops::Glu& activation, const Tensor& out) noexcept {

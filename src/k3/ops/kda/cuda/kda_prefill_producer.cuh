@@ -59,7 +59,7 @@ struct GateConstants {
 
 __device__ __forceinline__ uint32_t gates(uint32_t z, float bias, const GateConstants& c) {  // of two tokens
   const float e0 = exp2_approx(fmaf(low_bf16(z), c.rate, bias)), e1 = exp2_approx(fmaf(high_bf16(z), c.rate, bias));
-  return pack_half(reciprocal(fmaf(e0, c.unit, c.unit)), reciprocal(fmaf(e1, c.unit, c.unit)));
+  return pack_half(rcp_approx(fmaf(e0, c.unit, c.unit)), rcp_approx(fmaf(e1, c.unit, c.unit)));
 }
 
 // Channels 16 j .. 16 j + 15 in two steps, so that the first of one square runs beside the second of the one before.

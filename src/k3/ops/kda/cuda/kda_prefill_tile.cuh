@@ -138,11 +138,6 @@ __device__ __forceinline__ void bulk_send(uint32_t to, uint32_t from, uint32_t b
                "r"(from), "r"(bytes), "r"(bar)
                : "memory");
 }
-__device__ __forceinline__ float reciprocal(float x) {
-  float out;
-  asm("rcp.approx.ftz.f32 %0, %1;\n" : "=f"(out) : "f"(x));
-  return out;
-}
 __device__ __forceinline__ uint32_t pack_half(float low, float high) {
   uint32_t out;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;\n" : "=r"(out) : "f"(high), "f"(low));

@@ -3,15 +3,11 @@
 
 #include <numeric>
 
-#include "k3/ops/cuda/gpu_test_util.h"
+#include "k3/ops/moe/cuda/moe_experts_gpu_test.h"
 #include "k3/ops/moe/cuda/moe_grouped_cuda.h"
-#include "k3/ops/moe/cuda/moe_stream_pack.h"
-#include "k3/ops/moe/moe_cases.h"
 
 namespace k3::ops::cuda {
 namespace {
-
-constexpr double kTolerance = 4e-3;
 
 struct Problem {
   MoeWeights kind = MoeWeights::mxfp4;
@@ -24,60 +20,6 @@ struct Problem {
   float input = 1;  // deviation of z
   int gap = 0;      // between rows of z
 };
-
-// One matrix in the checkpoint's layout, with its values in FP32.
-struct Matrix {
-  std::vector<uint8_t> data, scales;
-  std::vector<float> values;
-};
-
-Matrix random_matrix(MoeWeights kind, int64_t rows, int64_t cols, uint64_t seed, int low, int high) {
-  Matrix m;
-  if (kind == MoeWeights::bf16) {
-    m.values = random_bf16(rows * cols, seed, 0.05F);
-    m.data.resize(m.values.size() * 2);
-    std::memcpy(m.data.data(), to_bf16(m.values).data(), m.data.size());
-    return m;
-  }
-  const Rng rng(seed, 5);
-  for (int64_t i = 0; i < rows * cols / 2; ++i) m.data.push_back(static_cast<uint8_t>(rng.bits(static_cast<uint64_t>(i))));
-  const Rng scale_rng(seed, 6);
-  for (int64_t i = 0; i < rows * cols / 32; ++i) {
-    m.scales.push_back(static_cast<uint8_t>(
-        low + static_cast<int>(scale_rng.bits(static_cast<uint64_t>(i)) % static_cast<uint64_t>(high - low + 1))));
-  }
-  m.values.resize(static_cast<size_t>(rows * cols));
-  mxfp4_dequantise_ref(m.data.data(), m.scales.data(), rows, cols, m.values.data());
-  return m;
-}
-
-struct Packed {
-  DeviceArray<uint8_t> w13, w2;
-  DeviceArray<float> factors;
-};
-
-Packed pack(const Problem& p, const std::vector<Matrix>& files, int first, int count) {
-  const int64_t bytes13 = moe_packed_bytes(p.kind, 2 * p.hidden, p.width),
-                bytes2 = moe_packed_bytes(p.kind, p.width, p.hidden);
-  Packed d{DeviceArray<uint8_t>(bytes13 * count), DeviceArray<uint8_t>(bytes2 * count), DeviceArray<float>(4 * count)};
-  for (int e = 0; e < count; ++e) {
-    std::vector<DeviceArray<uint8_t>> data, scales;
-    for (size_t m = 0; m < 3; ++m) {
-      data.emplace_back(files[static_cast<size_t>(first + e) * 3 + m].data);
-      scales.emplace_back(files[static_cast<size_t>(first + e) * 3 + m].scales);
-    }
-    MoePack args;
-    args.kind = p.kind, args.width = p.width, args.hidden = p.hidden;
-    args.w1 = data[0].data(), args.w2 = data[1].data(), args.w3 = data[2].data();
-    args.s1 = scales[0].data(), args.s2 = scales[1].data(), args.s3 = scales[2].data();
-    args.w13_packed = d.w13.data() + e * bytes13;
-    args.w2_packed = d.w2.data() + e * bytes2;
-    args.factors = d.factors.data() + 4 * e;
-    EXPECT_EQ(moe_pack_cuda(args, nullptr).code, 0);
-    gpu_sync();
-  }
-  return d;
-}
 
 Routing routing_of(Problem& p, uint64_t seed) {
   if (p.rows.empty()) return random_routing(p.tokens, p.experts, p.topk, seed);
@@ -97,41 +39,15 @@ Routing routing_of(Problem& p, uint64_t seed) {
   return r;
 }
 
-std::vector<float> reference(const Problem& p, std::vector<float>& z, Routing& routing, const std::vector<Matrix>& files,
-                             int local) {
-  std::vector<ExpertWeights> views;
-  for (int e = 0; e < p.experts; ++e) {
-    const auto view = [&](size_t m, int64_t rows, int64_t cols) {
-      return Weight{files[static_cast<size_t>(e) * 3 + m].values.data(), nullptr, Scheme::f32, rows, cols};
-    };
-    views.push_back({view(0, p.hidden, p.width), view(1, p.width, p.hidden), view(2, p.hidden, p.width)});
-  }
-  std::vector<float> out(static_cast<size_t>(p.tokens) * static_cast<size_t>(p.width)), weights = routing.weights;
-  for (size_t i = 0; i < weights.size(); ++i) {
-    if (routing.ids[i] < p.first || routing.ids[i] >= p.first + local) weights[i] = 0;
-  }
-  moe_ref(matrix(z.data(), p.tokens, p.width), Tensor(routing.ids.data(), DType::i32, {p.tokens, p.topk}),
-          matrix(weights.data(), p.tokens, p.topk), views, p.glu, true, matrix(out.data(), p.tokens, p.width));
-  return out;
-}
-
 void check(Problem p, uint64_t seed = 1) {
   Routing routing = routing_of(p, seed + 200);
-  const std::string name =
-      fmt::format("{} T {} E {} top {} R {} F {} first {} local {} count {}", p.kind == MoeWeights::bf16 ? "bf16" : "mxfp4",
-                  p.tokens, p.experts, p.topk, p.width, p.hidden, p.first, p.local, p.count);
+  const std::string name = name_of(p);
   SCOPED_TRACE(name);
-  const int local = p.local == 0 ? p.experts : p.local;
-  std::vector<Matrix> files;
-  for (int e = 0; e < p.experts; ++e) {
-    const uint64_t s = seed + 3 * static_cast<uint64_t>(e);
-    files.push_back(random_matrix(p.kind, p.hidden, p.width, s, p.scale_low, p.scale_high));
-    files.push_back(random_matrix(p.kind, p.width, p.hidden, s + 1, 118, 124));
-    files.push_back(random_matrix(p.kind, p.hidden, p.width, s + 2, p.scale_low, p.scale_high));
-  }
-  const Packed packed = pack(p, files, p.first, local);
+  const int local = local_experts(p);
+  const std::vector<FileWeight> files = file_weights(p, seed);
+  const PackedExperts packed = pack_experts(p, files, p.first, local);
   std::vector<float> z = random_bf16(static_cast<int64_t>(p.tokens) * p.width, seed + 100, p.input);
-  const std::vector<float> want = reference(p, z, routing, files, local);
+  const std::vector<float> want = moe_reference(p, z, routing, files);
 
   const int64_t slots = static_cast<int64_t>(p.tokens) * p.topk, stride = p.width + p.gap,
                 values = static_cast<int64_t>(p.tokens) * p.width;
@@ -145,14 +61,8 @@ void check(Problem p, uint64_t seed = 1) {
   const DeviceArray<float> d_weights(routing.weights), sums(values);
   const DeviceArray<uint8_t> workspace(moe_grouped_workspace_bytes(p.tokens, p.topk, local, p.width, p.hidden));
   MoeGroupedCuda args;
-  args.weights = {p.kind,
-                  local,
-                  p.width,
-                  p.hidden,
-                  packed.w13.data(),
-                  packed.w2.data(),
-                  p.kind == MoeWeights::mxfp4 ? packed.factors.data() : nullptr};
-  args.glu = {p.glu.kind == GluKind::situ, p.glu.beta, p.glu.linear_beta.value_or(0.0F)};
+  args.weights = packed.view;
+  args.glu = moe_glu_of(p.glu);
   args.z = d_z.data(), args.z_stride = stride, args.ids = d_ids.data(),
   args.token_count = p.count < 0 ? nullptr : d_count.data();
   args.tokens = p.tokens, args.topk = p.topk, args.first_expert = p.first, args.rows = rows.data(),
@@ -180,8 +90,8 @@ void check(Problem p, uint64_t seed = 1) {
   const double error = norm_ratio(std::span<const float>(got).first(used), ref),
                before = norm_ratio(std::span<const float>(got_sums).first(used), ref);
   fmt::print("{}: {:.2e}, before rounding {:.2e}\n", name, error, before);
-  EXPECT_LT(error, kTolerance);
-  if (!(error < kTolerance)) {
+  EXPECT_LT(error, kMoeTolerance);
+  if (!(error < kMoeTolerance)) {
     for (size_t i = 0, shown = 0; i < used && shown < 6; ++i) {
       if (std::abs(got_sums[i] - want[i]) <= 0.03F * std::abs(want[i]) + 3e-3F) continue;
       fmt::print("  wrong: token {} (expert {}) column {}: {} for {}\n", i / static_cast<size_t>(p.width),
@@ -190,15 +100,7 @@ void check(Problem p, uint64_t seed = 1) {
       ++shown;
     }
   }
-  std::vector<float> want_normed(used);
-  for (size_t t = 0; t < static_cast<size_t>(counted); ++t) {
-    const std::span<const float> u = std::span(got).subspan(t * static_cast<size_t>(p.width), static_cast<size_t>(p.width));
-    double squares = 0;
-    for (const float v : u) squares += static_cast<double>(v) * static_cast<double>(v);
-    const double scale = 1 / std::sqrt(squares / p.width + static_cast<double>(sum.eps));
-    for (size_t i = 0; i < u.size(); ++i)
-      want_normed[t * u.size() + i] = static_cast<float>(static_cast<double>(u[i]) * scale * static_cast<double>(gain[i]));
-  }
+  const std::vector<float> want_normed = normed_rows(std::span(got).first(used), gain, static_cast<double>(sum.eps));
   EXPECT_LT(norm_ratio(std::span<const float>(got_normed).first(used), std::span<const float>(want_normed)), 3e-3);
   EXPECT_TRUE(rows.guards_intact() && out.guards_intact() && normed.guards_intact() && sums.guards_intact() &&
               workspace.guards_intact());

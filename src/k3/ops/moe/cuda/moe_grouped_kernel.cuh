@@ -11,7 +11,6 @@
 #include "k3/ops/cuda/ptx.cuh"
 #include "k3/ops/cuda/wgmma.cuh"
 #include "k3/ops/moe/cuda/moe_grouped_types.h"
-#include "k3/ops/moe/cuda/moe_grouped_wgmma.cuh"
 #include "k3/ops/moe/cuda/moe_stream_pack.cuh"
 
 namespace k3::ops::cuda {

@@ -3,46 +3,11 @@
 
 #include <numeric>
 
-#include "k3/ops/cuda/gpu_test_util.h"
+#include "k3/ops/moe/cuda/moe_experts_gpu_test.h"
 #include "k3/ops/moe/cuda/moe_stream_cuda.h"
-#include "k3/ops/moe/cuda/moe_stream_pack.h"
-#include "k3/ops/moe/moe_cases.h"
 
 namespace k3::ops::cuda {
 namespace {
-
-constexpr double kTolerance = 4e-3;
-
-// A weight in the checkpoint's layout, with its values in FP32.
-struct FileWeight {
-  std::vector<uint8_t> data, scales;
-  std::vector<float> values;
-};
-
-FileWeight file_weight(MoeWeights kind, int64_t rows, int64_t cols, uint64_t seed, int scale_low, int scale_high) {
-  FileWeight w;
-  if (kind == MoeWeights::bf16) {
-    w.values = random_bf16(rows * cols, seed, 0.05F);
-    const std::vector<uint16_t> bits = to_bf16(w.values);
-    w.data.resize(bits.size() * 2);
-    std::memcpy(w.data.data(), bits.data(), w.data.size());
-    return w;
-  }
-  const Rng rng(seed, 5);
-  w.data.resize(static_cast<size_t>(rows * cols / 2));
-  w.scales.resize(static_cast<size_t>(rows * cols / 32));
-  w.values.resize(static_cast<size_t>(rows * cols));
-  for (size_t i = 0; i < w.data.size(); ++i) w.data[i] = static_cast<uint8_t>(rng.bits(i));
-  for (size_t i = 0; i < w.scales.size(); ++i) {
-    w.scales[i] = static_cast<uint8_t>(
-        scale_low + static_cast<int>(rng.bits(i + w.data.size()) % static_cast<uint64_t>(scale_high - scale_low + 1)));
-  }
-  for (size_t i = 0; i < w.values.size(); ++i) {
-    const int code = w.data[i / 2] >> (i % 2 * 4) & 15;
-    w.values[i] = std::ldexp(mxfp4_value(code), w.scales[i / 32] - 127);
-  }
-  return w;
-}
 
 struct Problem {
   MoeWeights kind = MoeWeights::mxfp4;
@@ -56,79 +21,12 @@ struct Problem {
   bool norm = false;
 };
 
-struct Device {  // packed experts
-  DeviceArray<uint8_t> w13, w2;
-  DeviceArray<float> factors;
-  MoeExpertsCuda view;
-};
-
-Device pack(const Problem& p, const std::vector<FileWeight>& files, int first, int count) {
-  const int64_t bytes13 = moe_packed_bytes(p.kind, 2 * p.hidden, p.width),
-                bytes2 = moe_packed_bytes(p.kind, p.width, p.hidden);
-  Device d{DeviceArray<uint8_t>(bytes13 * count), DeviceArray<uint8_t>(bytes2 * count), DeviceArray<float>(4 * count), {}};
-  for (int e = 0; e < count; ++e) {
-    std::vector<DeviceArray<uint8_t>> data, scales;
-    for (int m = 0; m < 3; ++m) {
-      data.emplace_back(files[static_cast<size_t>((first + e) * 3 + m)].data);
-      scales.emplace_back(files[static_cast<size_t>((first + e) * 3 + m)].scales);
-    }
-    const MoePack args{.kind = p.kind,
-                       .width = p.width,
-                       .hidden = p.hidden,
-                       .w1 = data[0].data(),
-                       .w2 = data[1].data(),
-                       .w3 = data[2].data(),
-                       .s1 = scales[0].data(),
-                       .s2 = scales[1].data(),
-                       .s3 = scales[2].data(),
-                       .w13_packed = d.w13.data() + e * bytes13,
-                       .w2_packed = d.w2.data() + e * bytes2,
-                       .factors = d.factors.data() + 4 * e};
-    EXPECT_EQ(moe_pack_cuda(args, nullptr).code, 0);
-    gpu_sync();
-  }
-  EXPECT_TRUE(d.w13.guards_intact() && d.w2.guards_intact());
-  d.view = {
-      p.kind, count, p.width, p.hidden, d.w13.data(), d.w2.data(), p.kind == MoeWeights::mxfp4 ? d.factors.data() : nullptr};
-  return d;
-}
-
-std::vector<float> reference(const Problem& p, std::vector<float>& z, Routing& routing,
-                             const std::vector<FileWeight>& files) {
-  std::vector<ExpertWeights> views;
-  for (int e = 0; e < p.experts; ++e) {
-    const auto at = static_cast<size_t>(e) * 3;
-    const auto view = [&](size_t m, int64_t rows, int64_t cols) {
-      return Weight{files[at + m].values.data(), nullptr, Scheme::f32, rows, cols};
-    };
-    views.push_back({view(0, p.hidden, p.width), view(1, p.width, p.hidden), view(2, p.hidden, p.width)});
-  }
-  std::vector<float> out(static_cast<size_t>(p.tokens) * static_cast<size_t>(p.width)), weights = routing.weights;
-  const int local = p.local == 0 ? p.experts : p.local;
-  for (size_t i = 0; i < weights.size(); ++i) {
-    if (routing.ids[i] < p.first || routing.ids[i] >= p.first + local) weights[i] = 0;
-  }
-  moe_ref(matrix(z.data(), p.tokens, p.width), Tensor(routing.ids.data(), DType::i32, {p.tokens, p.topk}),
-          matrix(weights.data(), p.tokens, p.topk), views, p.glu, true, matrix(out.data(), p.tokens, p.width));
-  return out;
-}
-
-MoeGlu to_cuda(const Glu& g) { return {g.kind == GluKind::situ, g.beta, g.linear_beta.value_or(0.0F)}; }
-
 void check(const Problem& p, uint64_t seed = 1) {
-  const std::string name =
-      fmt::format("{} T {} E {} top {} R {} F {} first {} local {} count {}", p.kind == MoeWeights::bf16 ? "bf16" : "mxfp4",
-                  p.tokens, p.experts, p.topk, p.width, p.hidden, p.first, p.local, p.count);
+  const std::string name = name_of(p);
   SCOPED_TRACE(name);
-  const int local = p.local == 0 ? p.experts : p.local;
-  std::vector<FileWeight> files;
-  for (int e = 0; e < p.experts; ++e) {
-    const uint64_t s = seed + 3 * static_cast<uint64_t>(e);
-    files.push_back(file_weight(p.kind, p.hidden, p.width, s, p.scale_low, p.scale_high));
-    files.push_back(file_weight(p.kind, p.width, p.hidden, s + 1, 118, 124));
-    files.push_back(file_weight(p.kind, p.hidden, p.width, s + 2, p.scale_low, p.scale_high));
-  }
-  const Device d = pack(p, files, p.first, local);
+  const int local = local_experts(p);
+  const std::vector<FileWeight> files = file_weights(p, seed);
+  const PackedExperts d = pack_experts(p, files, p.first, local);
   std::vector<float> z = random_bf16(static_cast<int64_t>(p.tokens) * p.width, seed + 100, p.input);
   Routing routing = random_routing(p.tokens, p.experts, p.topk, seed + 200);
   if (p.one_expert) {
@@ -140,7 +38,7 @@ void check(const Problem& p, uint64_t seed = 1) {
       mine[0] = 1;
     }
   }
-  const std::vector<float> want = reference(p, z, routing, files);
+  const std::vector<float> want = moe_reference(p, z, routing, files);
 
   const int64_t slots = static_cast<int64_t>(p.tokens) * p.topk;
   const DeviceArray<uint16_t> d_z(to_bf16(z)), out(static_cast<int64_t>(p.tokens) * p.width),
@@ -151,7 +49,7 @@ void check(const Problem& p, uint64_t seed = 1) {
   const DeviceArray<uint8_t> workspace(moe_stream_workspace_bytes(p.tokens, p.topk, local, p.hidden));
   workspace.zero();
   MoeStreamCuda args{.weights = d.view,
-                     .glu = to_cuda(p.glu),
+                     .glu = moe_glu_of(p.glu),
                      .z = d_z.data(),
                      .ids = d_ids.data(),
                      .token_count = p.count < 0 ? nullptr : d_count.data(),
@@ -194,8 +92,8 @@ void check(const Problem& p, uint64_t seed = 1) {
   const double error = norm_ratio(std::span<const float>(got).first(used), ref),
                exact = norm_ratio(std::span<const float>(got_sums).first(used), ref);
   fmt::print("{}: {:.2e}, before rounding {:.2e}\n", name, error, exact);
-  EXPECT_LT(error, kTolerance);
-  if (!(error < kTolerance)) {
+  EXPECT_LT(error, kMoeTolerance);
+  if (!(error < kMoeTolerance)) {
     size_t shown = 0;
     for (size_t i = 0; i < used && shown < 6; ++i) {
       if (std::abs(got_sums[i] - want[i]) <= 0.02F * std::abs(want[i]) + 1e-3F) continue;
@@ -204,17 +102,7 @@ void check(const Problem& p, uint64_t seed = 1) {
       ++shown;
     }
   }
-  std::vector<float> want_normed(used);
-  for (int t = 0; t < counted; ++t) {
-    const float* u = got.data() + static_cast<int64_t>(t) * p.width;
-    double squares = 0;
-    for (int i = 0; i < p.width; ++i) squares += static_cast<double>(u[i]) * static_cast<double>(u[i]);
-    const double scale = 1 / std::sqrt(squares / p.width + static_cast<double>(combine.eps));
-    for (int i = 0; i < p.width; ++i) {
-      want_normed[static_cast<size_t>(t * p.width + i)] =
-          static_cast<float>(static_cast<double>(u[i]) * scale * static_cast<double>(gain[static_cast<size_t>(i)]));
-    }
-  }
+  const std::vector<float> want_normed = normed_rows(std::span(got).first(used), gain, static_cast<double>(combine.eps));
   EXPECT_LT(norm_ratio(std::span<const float>(got_normed).first(used), std::span<const float>(want_normed)), 3e-3);
   for (const auto* a : {&out, &normed}) EXPECT_TRUE(a->guards_intact());
   EXPECT_TRUE(slot_out.guards_intact() && workspace.guards_intact() && sums.guards_intact());
@@ -253,7 +141,7 @@ void check_dequantisation(int low, int high) {
     mxfp4_dequantise_ref(w.data.data(), w.scales.data(), rows, cols, w.values.data());
     files.push_back(std::move(w));
   }
-  const Device d = pack(p, files, 0, 1);
+  const PackedExperts d = pack_experts(p, files, 0, 1);
   const std::vector<float> factors = d.factors.get();
   const std::vector<uint16_t> w13 = unpacked(p.kind, d.w13.data(), true, 2 * p.hidden, p.width),
                               w2 = unpacked(p.kind, d.w2.data(), false, p.width, p.hidden);
@@ -288,7 +176,7 @@ TEST(MoeStreamCuda, Bf16PacksAndUnpacks) {
   for (int m = 0; m < 3; ++m)
     files.push_back(
         file_weight(p.kind, m == 1 ? p.width : p.hidden, m == 1 ? p.hidden : p.width, 9 + static_cast<uint64_t>(m), 0, 0));
-  const Device d = pack(p, files, 0, 1);
+  const PackedExperts d = pack_experts(p, files, 0, 1);
   const std::vector<float> w13 = from_bf16(unpacked(p.kind, d.w13.data(), true, 2 * p.hidden, p.width));
   std::vector<float> both = files[0].values;
   both.insert(both.end(), files[2].values.begin(), files[2].values.end());

@@ -22,15 +22,6 @@ namespace {
 
 constexpr int kSmallTokens = 8, kSmallSlots = 128;
 
-__device__ __forceinline__ uint4 shared_load(uint32_t address) {
-  uint4 v;
-  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];\n"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "r"(address)
-               : "memory");
-  return v;
-}
-
 __device__ __forceinline__ float glu(const MoeGlu& kind, float gate, float up) {
   const float sigmoid = 1.0F / (1.0F + __expf(-gate));
   if (!kind.situ) return gate * sigmoid * up;
@@ -56,7 +47,7 @@ __device__ __forceinline__ void multiply(uint32_t chunk, uint32_t b, int lane, f
     const uint32_t first[4] = {low[0], high[0], low[1], high[1]}, second[4] = {low[2], high[2], low[3], high[3]};
 #pragma unroll
     for (int n = 0; n < kUsed; ++n) {
-      const uint4 x = shared_load(b + static_cast<uint32_t>((q * kBlocks + n) * 512));
+      const uint4 x = shared_load_16(b + static_cast<uint32_t>((q * kBlocks + n) * 512));
       const uint32_t x0[2] = {x.x, x.y}, x1[2] = {x.z, x.w};
       mma_bf16(acc[q & 1][n], first, x0);
       mma_bf16(acc[q & 1][n], second, x1);
@@ -66,17 +57,17 @@ __device__ __forceinline__ void multiply(uint32_t chunk, uint32_t b, int lane, f
   if constexpr (kKind == MoeWeights::bf16) {
 #pragma unroll
     for (int q = 0; q < kGroups; ++q) {
-      const uint4 l = shared_load(at + static_cast<uint32_t>(q * 1024)),
-                  h = shared_load(at + static_cast<uint32_t>(q * 1024 + 512));
+      const uint4 l = shared_load_16(at + static_cast<uint32_t>(q * 1024)),
+                  h = shared_load_16(at + static_cast<uint32_t>(q * 1024 + 512));
       const uint32_t low[4] = {l.x, l.y, l.z, l.w}, high[4] = {h.x, h.y, h.z, h.w};
       products(q, low, high);
     }
   } else {
-    const uint4 s = shared_load(chunk + static_cast<uint32_t>(lane / 4 * 16));
+    const uint4 s = shared_load_16(chunk + static_cast<uint32_t>(lane / 4 * 16));
     const uint32_t scales[4] = {s.x, s.y, s.z, s.w};
 #pragma unroll
     for (int p = 0; p < kGroups / 2; ++p) {
-      const uint4 c = shared_load(at + static_cast<uint32_t>(128 + p * 512));
+      const uint4 c = shared_load_16(at + static_cast<uint32_t>(128 + p * 512));
       const uint32_t codes[4] = {c.x, c.y, c.z, c.w};
 #pragma unroll
       for (int i = 0; i < 2; ++i) {

@@ -7,12 +7,7 @@ namespace k3::ops::cuda {
 
 constexpr float kGluLog2E = 1.44269504F;
 
-__device__ __forceinline__ float reciprocal(float x) {  // 1 ulp; 0 for infinity
-  float out;
-  asm("rcp.approx.ftz.f32 %0, %1;\n" : "=f"(out) : "f"(x));
-  return out;
-}
-__device__ __forceinline__ float sigmoid_fast(float x) { return reciprocal(1 + exp2_approx(-kGluLog2E * x)); }
+__device__ __forceinline__ float sigmoid_fast(float x) { return rcp_approx(1 + exp2_approx(-kGluLog2E * x)); }
 
 // tanh |x| = top / bottom by e = e^(-2|x|); near 0 by its series, where 1 - e would cancel. Relative error below 1e-6.
 __device__ __forceinline__ void tanh_fraction(float x, float e, float& top, float& bottom) {
@@ -50,7 +45,7 @@ __device__ __forceinline__ float situ_glu(float gate, float up, const SituBetas&
   } else {
     top *= fabsf(up);
   }
-  const float out = top * reciprocal(bottom);
+  const float out = top * rcp_approx(bottom);
   return __uint_as_float(__float_as_uint(out) ^ ((__float_as_uint(gate) ^ __float_as_uint(up)) & 0x80000000U));
 }
 
