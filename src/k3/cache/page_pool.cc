@@ -28,6 +28,12 @@ int32_t PagePool::take() {
   if (free_.empty()) return kNone;
   const int32_t page = free_.back();
   free_.pop_back();
+  if (page == fresh_) {
+    ++fresh_;
+    // Half a page of latents, or the tail that a group's states leave, would be taken by whoever fills more of it much later:
+    // a server that grows for hours. (Poisoned pages have been written as a whole.)
+    if (!poison_) zero(page);
+  }
   return page;
 }
 

@@ -1,7 +1,9 @@
 // Purpose:  the pages of one size that MLA latents and KDA states share: which are free, where their bytes lie.
 // Shapes:   pages 0 .. count - 1 of page_bytes each, one behind the other.
 // Units:    bytes, pages.
-// Memory:   one reservation whose memory is committed when first touched (4 KiB-aligned); none when not backed.
+// Memory:   one reservation (4 KiB-aligned); none when not backed. A page's memory is taken from the system whole when the
+//           page is taken a first time, and kept: a pool whose pages have all been in use has its final size, whatever parts
+//           of them were written. New pages are taken only when no used one is free.
 // Threads:  one thread.
 // Errors:   create: exhausted when the address space cannot be had. take returns kNone when no page is free.
 // Source:   serving.md 2, 3.4: freed pages can be poisoned (all bytes 0xFF: NaN in every floating dtype), so that a read of
@@ -39,6 +41,7 @@ class PagePool {
 
  private:
   int64_t page_bytes_ = 0, count_ = 0;
+  int32_t fresh_ = 0;  // the first page that was never taken; nor was any behind it
   bool poison_ = false;
   Storage storage_;
   std::vector<int32_t> free_, quarantine_;  // last in, first out: memory that was touched is used again

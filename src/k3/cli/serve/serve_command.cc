@@ -120,9 +120,11 @@ server::ModelCard model_card(const ServeOptions& o, const Model& model, int64_t 
 void print_capacity(const Engine& engine) {
   const EngineOptions& o = engine.options();
   const cache::CacheShape& shape = engine.cache_shape();
-  note(fmt::format("k3: pool of {}: {} pages of {}, blocks of {} tokens; {} still free in memory",
+  // Pages take their memory when they are first used.
+  const int64_t left = std::max<int64_t>(0, available_memory_bytes() - o.pool_bytes - o.host_bytes);
+  note(fmt::format("k3: pool of {}: {} pages of {}, blocks of {} tokens; {} of memory left beside it",
                    format_bytes(o.pool_bytes), o.pool_bytes / shape.page_bytes, format_bytes(shape.page_bytes),
-                   shape.block_tokens, format_bytes(available_memory_bytes())));
+                   shape.block_tokens, format_bytes(left)));
   std::string line;
   for (const CapacityLine& c : engine.capacity()) {
     line += fmt::format("{}{} at {} tokens", line.empty() ? "" : ", ", c.sequences, format_grouped(c.ctx_tokens));

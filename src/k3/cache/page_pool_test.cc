@@ -1,0 +1,77 @@
+#include "k3/cache/page_pool.h"
+
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+
+namespace k3::cache {
+namespace {
+
+constexpr int64_t kPageBytes = 40'000;  // no multiple of the system's pages, as k3's need not be
+
+// Which of the system's pages under the first `pages` pages of a pool are in memory.
+std::vector<bool> resident(const PagePool& pool, int64_t pages) {
+  const auto size = static_cast<int64_t>(::sysconf(_SC_PAGESIZE));
+  std::vector<unsigned char> marks(static_cast<size_t>((pages * kPageBytes + size - 1) / size));
+  EXPECT_EQ(::mincore(pool.base(), static_cast<size_t>(pages * kPageBytes), marks.data()), 0);
+  std::vector<bool> out;
+  for (const unsigned char mark : marks) out.push_back((mark & 1) != 0);
+  return out;
+}
+
+int64_t count(const std::vector<bool>& marks) { return std::ranges::count(marks, true); }
+
+TEST(PagePool, APageTakesItsMemoryAsAWholeWhenItIsFirstTaken) {
+  for (const int64_t pages : {1, 2, 7, 30}) {
+    PagePool pool = *PagePool::create(kPageBytes, pages, true, false);
+    EXPECT_EQ(count(resident(pool, pages)), 0) << pages;
+    for (int64_t taken = 1; taken <= pages; ++taken) {
+      const int32_t page = pool.take();
+      EXPECT_EQ(page, taken - 1);
+      EXPECT_TRUE(std::all_of(pool.data(page), pool.data(page) + kPageBytes, [](std::byte b) { return b == std::byte{0}; }));
+      const std::vector<bool> first = resident(pool, taken);
+      EXPECT_EQ(count(first), std::ssize(first)) << pages << " pages, " << taken << " taken";
+      EXPECT_EQ(count(resident(pool, pages)), std::ssize(first)) << "memory of pages that nobody has asked for";
+    }
+    EXPECT_EQ(pool.take(), PagePool::kNone);
+  }
+}
+
+TEST(PagePool, UsedPagesComeBeforeNewOnesAndKeepTheirBytes) {
+  PagePool pool = *PagePool::create(kPageBytes, 8, true, false);
+  for (int i = 0; i < 4; ++i) pool.take();
+  for (const int32_t page : {2, 0, 3}) {
+    std::memset(pool.data(page), 7, kPageBytes);
+    pool.give(page);
+  }
+  const int64_t before = count(resident(pool, 8));
+  for (const int32_t page : {3, 0, 2}) {
+    EXPECT_EQ(pool.take(), page);
+    EXPECT_EQ(pool.data(page)[kPageBytes - 1], std::byte{7}) << "nobody promised zeros, and they would cost time";
+  }
+  EXPECT_EQ(count(resident(pool, 8)), before);
+  EXPECT_EQ(pool.take(), 4);
+  pool.quarantine(4);
+  EXPECT_EQ(pool.take(), 5);
+  pool.clear_quarantine();
+  EXPECT_EQ(pool.take(), 4);
+  EXPECT_EQ(pool.take(), 6);
+}
+
+TEST(PagePool, PoisonedPagesStayPoisonedAndAPoolWithoutBytesHasNone) {
+  PagePool poisoned = *PagePool::create(kPageBytes, 3, true, true);
+  for (int i = 0; i < 3; ++i) {
+    const int32_t page = poisoned.take();
+    EXPECT_TRUE(std::all_of(poisoned.data(page), poisoned.data(page) + kPageBytes, [](std::byte b) { return b == std::byte{0xFF}; }));
+  }
+  PagePool bare = *PagePool::create(kPageBytes, 3, false, true);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(bare.take(), i);
+  EXPECT_EQ(bare.data(0), nullptr);
+  EXPECT_EQ(bare.take(), PagePool::kNone);
+}
+
+}  // namespace
+}  // namespace k3::cache
