@@ -28,7 +28,7 @@ http::Server& server() {
       exchange->write(request.head.method);
       exchange->finish();
     };
-    options.error_body = [](int status, std::string_view) { return std::to_string(status); };
+    options.error_body = [](const http::RequestHead&, int status, std::string_view) { return std::to_string(status); };
     return http::Server::start(std::move(options)).value();
   }();
   return *instance;

@@ -318,6 +318,47 @@ TEST_F(Errors, Cors) {
   EXPECT_THAT(preflight.header("access-control-allow-methods"), HasSubstr("POST"));
 }
 
+// What HTTP itself refuses: a page must be able to read why, and a client to parse it.
+TEST_F(Errors, RefusalsBeforeTheGateHaveItsHeadersAndTheEnvelopeOfTheirPath) {
+  start([](Context& context) { context.options.cors = "localhost"; },
+        [](http::Options& http) {
+          http.limits.body_bytes = 1000;
+          http.limits.header_bytes = 4096;
+          http.limits.head_seconds = http.limits.body_seconds = 0.2;
+        });
+  const std::string origin = "Host: localhost\r\nOrigin: http://localhost:3000\r\n";
+  const std::string json = "Content-Type: application/json\r\n";
+  const struct { std::string rest; int status; } table[] = {
+      {json + "Content-Length: 1001\r\n\r\n", 413},
+      {json + "Transfer-Encoding: chunked\r\n\r\n3e9\r\n" + std::string(1001, 'x'), 413},
+      {json + "Transfer-Encoding: chunked\r\n\r\nzz\r\n", 400},
+      {json + "Transfer-Encoding: xchunked\r\n\r\n", 400},
+      {"Content-Length: -1\r\n\r\n", 400},
+      {"Content-Length: 3\r\nContent-Length: 4\r\n\r\n", 400},
+      {"x-long: " + std::string(5000, 'y') + "\r\n\r\n", 431},
+      {json + "Content-Length: 5\r\n\r\nab", 408},  // the rest never comes
+  };
+  for (const auto& row : table) {
+    for (const std::string path : {"/v1/messages", "/messages/count_tokens", "/v1/chat/completions"}) {
+      HttpClient client(service_->port());
+      client.send("POST " + path + " HTTP/1.1\r\n" + origin + row.rest);
+      const HttpAnswer answer = client.read_answer();
+      SCOPED_TRACE(fmt::format("{} {}", path, answer.body));
+      EXPECT_EQ(answer.status, row.status);
+      EXPECT_EQ(answer.header("access-control-allow-origin"), "http://localhost:3000");
+      const Json body = Json::parse(answer.body);
+      EXPECT_EQ(body.value("type", ""), path.find("messages") != std::string::npos ? "error" : "");
+      EXPECT_TRUE(body["error"]["message"].is_string());
+    }
+  }
+  // Nothing of it is known: no page's request, and the common envelope.
+  HttpClient nonsense(service_->port());
+  nonsense.send("NONSENSE\r\n\r\n");
+  const HttpAnswer answer = nonsense.read_answer();
+  EXPECT_EQ(answer.header("access-control-allow-origin"), "");
+  EXPECT_FALSE(Json::parse(answer.body).contains("type"));
+}
+
 TEST_F(Errors, WithoutCorsOthersAreNotLetIn) {
   EXPECT_EQ(get("/v1/models", "Origin: http://localhost\r\n").header("access-control-allow-origin"), "");
 }

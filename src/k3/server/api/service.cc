@@ -80,6 +80,12 @@ Found find_route(const http::RequestHead& head) {
   return found;
 }
 
+// Of what is refused before a route is known to take it.
+Envelope envelope_of(const http::RequestHead& head) {
+  const bool anthropic = head.path.starts_with("/v1/messages") || head.path.starts_with("/messages");
+  return anthropic ? Envelope::anthropic : Envelope::openai;
+}
+
 // The time taken depends on the length of the key alone.
 bool same_key(std::string_view given, std::string_view key) {
   if (key.empty()) return false;
@@ -229,8 +235,7 @@ http::Gate Service::Impl::gate(const http::RequestHead& head) const {
         {"Access-Control-Expose-Headers", "x-request-id, X-Msh-Usage-Prompt-Tokens, X-Msh-Usage-Cached-Tokens"});
     if (!any) gate.headers.push_back({"Vary", "Origin"});
   }
-  const bool anthropic = head.path.starts_with("/v1/messages") || head.path.starts_with("/messages");
-  const Envelope envelope = anthropic ? Envelope::anthropic : Envelope::openai;
+  const Envelope envelope = envelope_of(head);
   if (const std::string_view host = head.header("host"); check_host && !host_allowed(host, context->options.allowed_hosts)) {
     const std::string name = host_name(host.substr(0, kMostShownBytes));
     gate.response = error_response(
@@ -306,8 +311,8 @@ Result<std::unique_ptr<Service>> Service::start(Context context, http::Options h
   http.handler = [raw](http::Request request, std::shared_ptr<http::Exchange> exchange) {
     raw->handle(std::move(request), std::move(exchange));
   };
-  http.error_body = [](int status, std::string_view message) {
-    return error_json(status_error(status, std::string(message)));
+  http.error_body = [](const http::RequestHead& head, int status, std::string_view message) {
+    return error_json(status_error(status, std::string(message)), envelope_of(head));
   };
   impl->context->http_stats = [raw] {
     const http::Server* server = raw->live;

@@ -108,9 +108,10 @@ struct Options {
   uint16_t port = 0;  // 0: any
   int workers = 2;
   Limits limits;
-  std::function<Gate(const RequestHead&)> gate;
+  std::function<Gate(const RequestHead&)> gate;  // of requests that are refused here, too: for its headers alone
   std::function<void(Request, std::shared_ptr<Exchange>)> handler;
-  std::function<std::string(int status, std::string_view message)> error_body;      // JSON of errors found here
+  // JSON of errors found here; of the head, what has been read of it.
+  std::function<std::string(const RequestHead&, int status, std::string_view message)> error_body;
   // io thread; status 499: the client went away; told: Response::told
   std::function<void(const RequestHead&, int status, double seconds, bool told)> on_answered;
 };

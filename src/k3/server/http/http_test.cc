@@ -36,7 +36,9 @@ class Http : public testing::Test {
       held_.push_back(std::move(exchange));
       ++arrived_;
     };
-    options.error_body = [](int status, std::string_view message) { return fmt::format("{}: {}", status, message); };
+    options.error_body = [](const RequestHead& head, int status, std::string_view message) {
+      return fmt::format("{} {}: {}", head.path, status, message);
+    };
     options.on_answered = [this](const RequestHead& head, int status, double, bool) {
       const std::lock_guard lock(mutex_);
       log_.push_back(fmt::format("{} {}", head.path, status));

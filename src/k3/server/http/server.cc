@@ -131,6 +131,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::string remote_;
   Phase phase_ = Phase::head;
   bool watching_ = false, writing_ = false, body_unread_ = false;
+  bool gated_ = false;  // the exchange has the gate's headers
 
   std::shared_ptr<Exchange::State> exchange_;
   RequestHead head_;
@@ -175,7 +176,7 @@ void Connection::read_head(double seconds) {
   set_timer(seconds, [this] {
     if (buffer_.size() == 0) return close();
     begun_ = Clock::now();
-    make_exchange({}, false);
+    make_exchange(take_head(), false);
     refuse(408, "the head of the request did not arrive in time", true);
   });
   beast::http::async_read_header(socket_, buffer_, *parser_, [self = shared_from_this()](error_code ec, size_t) {
@@ -183,6 +184,7 @@ void Connection::read_head(double seconds) {
   });
 }
 
+// Of a head that did not end well, the part that was understood.
 RequestHead Connection::take_head() {
   RequestHead head;
   const auto& message = parser_->get();
@@ -205,7 +207,7 @@ RequestHead Connection::take_head() {
   head.request_id = harmless_request_id(head.header("x-request-id"));
   if (head.request_id.empty()) head.request_id = new_request_id();
   head.remote = remote_;
-  if (!parser_->is_header_done()) return head;  // refused for its length
+  if (!parser_->is_header_done()) return head;
   head.chunked = parser_->chunked();
   if (const auto length = parser_->content_length()) head.content_length = *length;
   return head;
@@ -227,7 +229,7 @@ void Connection::make_exchange(const RequestHead& head, bool keep_alive) {
     });
   };
   ++server_->exchanges;
-  body_unread_ = false;
+  body_unread_ = gated_ = false;
 }
 
 void Connection::on_head(error_code ec) {
@@ -242,11 +244,11 @@ void Connection::on_head(error_code ec) {
     return refuse(413, fmt::format("the body is larger than the limit of {} bytes", limits().body_bytes), true);
   }
   if (ec == http::error::header_limit || ec == http::error::buffer_overflow) {
-    make_exchange({}, false);
+    make_exchange(take_head(), false);
     return refuse(431, fmt::format("the head of the request is larger than {} bytes", limits().header_bytes), true);
   }
   if (ec) {
-    make_exchange({}, false);
+    make_exchange(take_head(), false);
     return refuse(400, "this is not HTTP/1.1: " + ec.message(), true);
   }
   make_exchange(take_head(), parser_->keep_alive());
@@ -257,6 +259,7 @@ void Connection::on_head(error_code ec) {
   if (head_.path.empty() || head_.path.front() != '/') return refuse(400, "the path of the request is malformed", true);
   Gate gate = server_->options.gate ? server_->options.gate(head_) : Gate{};
   exchange_->extra_headers = std::move(gate.headers);
+  gated_ = true;
   gate_response_ = std::move(gate.response);
   const bool small = !head_.chunked && head_.content_length.value_or(0) <= kMostDiscardedBytes;
   if (gate_response_ && !small) return answer_and_close(*std::exchange(gate_response_, std::nullopt));
@@ -319,9 +322,11 @@ void Connection::dispatch() {
 }
 
 void Connection::refuse(int status, std::string_view message, bool body_unread) {
+  // A page of another origin may only read why it was refused if this answer, too, says so.
+  if (!gated_ && server_->options.gate) exchange_->extra_headers = server_->options.gate(head_).headers;
   Response response;
   response.status = status;
-  if (server_->options.error_body) response.body = server_->options.error_body(status, message);
+  if (server_->options.error_body) response.body = server_->options.error_body(head_, status, message);
   body_unread_ = body_unread;
   answer_and_close(std::move(response));
 }

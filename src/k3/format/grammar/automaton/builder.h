@@ -82,12 +82,16 @@ class Builder {
   const std::vector<Rule>& rules() const { return rules_; }
   const TextDfa& dfa(uint32_t index) const { return texts_[index]; }
   size_t size() const { return nodes_.size(); }
+  // Bytes of the schemas that are written here: all of a request, whose sum is what costs.
+  void count_source(size_t bytes) { source_bytes_ += bytes; }
+  size_t source_bytes() const { return source_bytes_; }
 
  private:
   Expr add(Node node);
   std::vector<Node> nodes_;
   std::vector<Rule> rules_;
   std::vector<TextDfa> texts_;
+  size_t source_bytes_ = 0;
 };
 
 }  // namespace k3::grammar

@@ -1,4 +1,6 @@
 // The grammar of an assistant's message: channels, tool calls, and what the output parser makes of them.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "k3/base/rng.h"
@@ -124,6 +126,36 @@ TEST(ChatGrammar, RequiredTools) {
          {"«/response»«tools»«call tool=\"stop\" index=\"1\"»«/call»«/tools»",
           "Sure.«/response»«tools»«call tool=\"stop\" index=\"1\"»«/call»«/tools»"},
          {"«/response»«/message»", "Hello«.»"});
+}
+
+TEST(ChatGrammar, TheSchemasOfARequestShareOneLimit) {
+  // Ballast that costs nothing but its length.
+  const auto schema = [](size_t bytes) {
+    return R"({"type":"object","properties":{"a":{"type":"integer"}},"description":")" + std::string(bytes, 'x') + "\"}";
+  };
+  const auto tools = [&](const std::vector<size_t>& sizes) {
+    std::string out = R"("tools":[)";
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      out += fmt::format(R"({}{{"type":"function","function":{{"name":"f{}","strict":true,"parameters":{}}}}})", i > 0 ? "," : "", i,
+                         schema(sizes[i]));
+    }
+    return out + "]";
+  };
+  constexpr size_t kMiB = size_t{1} << 20;
+  EXPECT_EQ(make(tools({3 * kMiB})).error, "");
+  EXPECT_EQ(make(tools({kMiB, kMiB, kMiB})).error, "");
+  EXPECT_THAT(make(tools({5 * kMiB})).error, testing::StartsWith("tools[0].function.parameters: the schemas of the request"));
+  EXPECT_THAT(make(tools({2 * kMiB, kMiB, 3 * kMiB / 2})).error,
+              testing::StartsWith("tools[2].function.parameters: the schemas of the request"));
+  const std::string format = R"("response_format":{"type":"json_schema","json_schema":{"name":"n","strict":true,"schema":)";
+  EXPECT_EQ(make(format + schema(3 * kMiB) + "}}").error, "");
+  EXPECT_THAT(make(format + schema(5 * kMiB) + "}}").error,
+              testing::StartsWith("response_format.json_schema.schema: the schemas of the request"));
+  // Which of the two comes last is not the client's business; that both count is.
+  EXPECT_THAT(make(tools({2 * kMiB}) + "," + format + schema(5 * kMiB / 2) + "}}").error,
+              testing::HasSubstr("the schemas of the request"));
+  // What is not enforced is not compiled.
+  EXPECT_EQ(make(R"("tools":[{"type":"function","function":{"name":"f","parameters":)" + schema(5 * kMiB) + "}}]").error, "");
 }
 
 TEST(ChatGrammar, NamedTool) {

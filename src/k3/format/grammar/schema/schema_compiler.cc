@@ -10,12 +10,13 @@ namespace {
 constexpr int kMaxInline = 100;  // alternatives within alternatives
 constexpr size_t kMaxRules = 50'000;
 constexpr size_t kMaxNodes = 3'000'000;
-constexpr size_t kMaxSchemaBytes = size_t{4} << 20;  // a byte of a literal or name costs about 200 before states are counted
+constexpr size_t kMaxSchemaBytes = size_t{4} << 20;  // of a request; a byte of a literal or name costs about 200 before states are counted
 
 }  // namespace
 
 SchemaCompiler::SchemaCompiler(Builder& builder, const JsonNode& root, std::string path)
     : b_(builder), root_(&root), path_(std::move(path)) {
+  b_.count_source(root.raw.size());
   anything_.kind = JsonNode::Kind::boolean;
   anything_.flag = true;
   nothing_.kind = JsonNode::Kind::boolean;
@@ -72,7 +73,7 @@ Result<RuleId> SchemaCompiler::value_rule(const List& list) {
   }
   if (const auto found = rules_.find(key); found != rules_.end()) return found->second;
   const JsonNode& first = *list.at(0).node;
-  if (root_->raw.size() > kMaxSchemaBytes || rules_.size() >= kMaxRules || b_.size() > kMaxNodes) {
+  if (rules_.size() >= kMaxRules || b_.size() > kMaxNodes) {
     return bad(first, "", "the schema needs too large a grammar", Code::exhausted);
   }
   if (&first == &anything_ && list.size() == 1) return any_value();
@@ -87,7 +88,14 @@ Result<RuleId> SchemaCompiler::value_rule(const List& list) {
   return rule;
 }
 
+Status SchemaCompiler::check_source() const {
+  if (b_.source_bytes() <= kMaxSchemaBytes) return {};
+  return bad(*root_, "", fmt::format("the schemas of the request have {} bytes so far; at most {}", b_.source_bytes(), kMaxSchemaBytes),
+             Code::exhausted);
+}
+
 Result<Expr> SchemaCompiler::value(const List& list, unsigned types, const StringStyle& style) {
+  K3_TRY(check_source());
   List flat;
   bool never = false;
   for (const Item& item : list) {

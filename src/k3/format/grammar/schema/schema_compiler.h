@@ -94,6 +94,7 @@ class SchemaCompiler {
   Error bad(const JsonNode& node, std::string_view keyword, std::string_view what, Code code = Code::invalid_argument) const;
   Error at(const JsonNode& node, std::string_view keyword, Error error) const;
   std::string path_of(const JsonNode& node) const;
+  Status check_source() const;
 
   // schema_flatten.cc
   Status flatten(const Item& item, List& out, Path& path, bool& never);

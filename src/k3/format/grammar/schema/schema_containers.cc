@@ -305,6 +305,7 @@ Result<Expr> SchemaCompiler::object(const Leaf& leaf) {
 }
 
 Result<std::vector<SchemaCompiler::Members>> SchemaCompiler::argument_lists() {
+  K3_TRY(check_source());
   std::vector<Members> out;
   std::vector<List> todo = {{{root_, 0}}};
   while (!todo.empty()) {
