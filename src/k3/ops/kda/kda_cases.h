@@ -17,6 +17,11 @@
 
 namespace k3::ops {
 
+// Of unbounded gates, in the place of z, a_log and dt_bias. alternate: -50 and -0.001 from token to token; one_channel:
+// channel 5 at -20, others as they are; mixed: each token and channel one of 0, -0.1, -6 and -60; trained: a_log and dt_bias
+// as Kimi-Linear has them (rates 1 to 16, steps 0.001 to 0.1).
+enum class Decays { plain, alternate, one_channel, mixed, trained };
+
 struct KdaCase {
   std::string name;
   int64_t heads = 2;
@@ -31,6 +36,7 @@ struct KdaCase {
   float state_norm = 1;       // of each head's initial state; 0: zero state
   float qk_scale = 1;         // small values make the epsilon of the norm visible
   bool zero_rows = false;     // every third q and every fourth k is zero
+  Decays decays = Decays::plain;
 };
 
 inline std::vector<KdaCase> kda_input_sets(int64_t heads, int64_t dim, const std::vector<int64_t>& lengths) {
@@ -66,7 +72,12 @@ inline std::vector<KdaCase> kda_input_sets(int64_t heads, int64_t dim, const std
     add("large_state_keep_alike",
         [](KdaCase& c) { c.state_norm = 1e3F, c.z_scale = 0, c.z_offset = -8, c.key_correlation = 1, c.beta_offset = 10; });
     add("tiny_qk", [](KdaCase& c) { c.qk_scale = 1e-4F; });
-    if (!bounded) add("decay_-50", [](KdaCase& c) { c.z_scale = 0, c.z_offset = 50, c.dt_bias = 1; });
+    if (bounded) continue;
+    add("decay_-50", [](KdaCase& c) { c.z_scale = 0, c.z_offset = 50, c.dt_bias = 1; });
+    add("alternate_-50", [](KdaCase& c) { c.decays = Decays::alternate; });
+    add("one_channel_-20", [](KdaCase& c) { c.decays = Decays::one_channel; });
+    add("mixed", [](KdaCase& c) { c.decays = Decays::mixed; });
+    add("trained", [](KdaCase& c) { c.decays = Decays::trained; });
   }
   return sets;
 }
@@ -92,6 +103,7 @@ struct KdaData {
     dt_bias = random_normal(c.heads * c.dim, seed + 6, c.z_offset == 0 ? 1.0F : 0.0F);
     for (size_t i = 0; c.dt_bias != 0 && i < dt_bias.size(); ++i) dt_bias[i] = i % 2 == 0 ? c.dt_bias : -c.dt_bias;
     shape_keys(seed);
+    shape_decays(seed);
     for (size_t s = 0; s < c.lengths.size(); ++s) {
       const float scale = c.state_norm / static_cast<float>(c.dim);
       states.push_back(random_normal(c.heads * c.dim * c.dim, seed + 100 + s, scale));
@@ -119,6 +131,32 @@ struct KdaData {
   }
 
  private:
+  void shape_decays(uint64_t seed) {
+    constexpr float kMilli = -6.907F, kTenth = -2.252F, kNone = -30;  // softplus of them: 0.001, 0.1, 1e-13
+    const auto width = static_cast<size_t>(shape.heads * shape.dim);
+    if (shape.decays == Decays::plain) return;
+    if (shape.decays == Decays::trained) {
+      for (size_t h = 0; h < a_log.size(); ++h)
+        a_log[h] = std::log(1 + 15 * (static_cast<float>(h) + 0.5F) / static_cast<float>(a_log.size()));
+      for (float& x : dt_bias) x = std::log(std::expm1(std::pow(10.0F, std::fmod(x + 100, 2.0F) - 3)));
+      return;
+    }
+    if (shape.decays != Decays::one_channel) {
+      for (float& x : a_log) x = 0;
+      for (float& x : dt_bias) x = 0;
+    }
+    const std::vector<float> pick = random_normal(static_cast<int64_t>(z.size()), seed + 8);
+    for (size_t i = 0; i < z.size(); ++i) {
+      const size_t channel = i % static_cast<size_t>(shape.dim);
+      switch (shape.decays) {
+        case Decays::alternate: z[i] = i / width % 2 == 0 ? 50 : kMilli; break;
+        case Decays::one_channel: z[i] = channel == 5 ? 20 - dt_bias[i % width] : z[i]; break;
+        default: z[i] = pick[i] < -0.7F ? kNone : pick[i] < 0 ? kTenth : pick[i] < 0.7F ? 6.0F : 60.0F; break;
+      }
+    }
+    for (size_t h = 0; shape.decays == Decays::one_channel && h < a_log.size(); ++h) a_log[h] = 0;
+  }
+
   void shape_keys(uint64_t seed) {
     const int64_t width = shape.heads * shape.dim;
     if (shape.key_correlation > 0) {

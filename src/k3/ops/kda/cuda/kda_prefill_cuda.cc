@@ -8,7 +8,7 @@
 namespace k3::ops::cuda {
 namespace {
 
-constexpr float kFusedBound = -5.25F;  // 16 tokens of it stay inside FP32 and BF16
+constexpr float kFusedBound = -5.25F;  // 16 tokens of it stay inside FP32 and BF16; without a bound the kernel looks itself
 constexpr int64_t kChunk = 16, kMapBytes = int64_t{2} * 128 * 128 * 4;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -41,8 +41,8 @@ double segments_cost(const KdaPrefillShape& s, int64_t blocks, int64_t segment) 
 }  // namespace
 
 KdaPrefillPlan kda_prefill_plan(const KdaPrefillShape& s, const DeviceInfo& device, KdaPrefillForm form) {
-  const bool fits = device.capability / 10 == 9 && s.lower_bound && *s.lower_bound >= kFusedBound && *s.lower_bound < 0;
-  if (!fits || form == KdaPrefillForm::recurrent) return {};
+  const bool gate = !s.lower_bound || (*s.lower_bound >= kFusedBound && *s.lower_bound < 0);
+  if (device.capability / 10 != 9 || !gate || form == KdaPrefillForm::recurrent) return {};
   const int64_t blocks = std::max(2, device.sm_count);
   const bool pairs = fused_cost(s, blocks, true) < fused_cost(s, blocks, false);
   KdaPrefillPlan best{KdaPrefillForm::fused, 0, pairs};

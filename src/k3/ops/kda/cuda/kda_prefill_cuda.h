@@ -13,7 +13,8 @@
 // alike (0.9 and
 //           more) with gates that keep memory 1.5e-2 and 2e-2 (kernels.md 9); one key again and again with beta 1, 2^-9
 //           sqrt(2 T): the BF16 rounding of each key stays in directions that nothing reads. A BF16 state is rounded once,
-//           at its store. Measured on 9,000 tokens: 4.9e-3, 3.7e-3. Finite for |k| below 6,000 (k e^80 is a BF16 operand).
+//           at its store. Measured on 9,000 tokens: 4.9e-3, 3.7e-3. Finite for |k| below 6,000 (k e^80 is a BF16 operand),
+//           without a lower bound below 2^31.
 //           Form recurrent: out 3e-3 (its BF16 rounding), FP32 state 1e-5.
 #pragma once
 
@@ -40,7 +41,7 @@ struct KdaPrefillShape {
   std::optional<float> lower_bound = -5.0F;
 };
 
-// Pure: what runs. fused needs sm_90 and a bound of at least -5.25 (kernels.md 2.2).
+// Pure: what runs. fused needs sm_90 and a bound of at least -5.25 (kernels.md 2.2) or none (2.6).
 KdaPrefillPlan kda_prefill_plan(const KdaPrefillShape& shape, const DeviceInfo& device,
                                 KdaPrefillForm form = KdaPrefillForm::automatic);
 int64_t kda_prefill_workspace_bytes(const KdaPrefillShape& shape, const KdaPrefillPlan& plan);

@@ -209,6 +209,13 @@ KdaCase lengths(const std::vector<int64_t>& list, int64_t heads = 1) {
   return c;
 }
 
+KdaCase unbounded(KdaCase c, Decays decays = Decays::plain) {
+  c.name += "/unbounded";
+  c.lower_bound = std::nullopt;
+  c.decays = decays;
+  return c;
+}
+
 bool hopper() { return device_info().capability / 10 == 9; }
 
 TEST(KdaPrefillGpu, SanitizeSmallTails) {
@@ -220,6 +227,9 @@ TEST(KdaPrefillGpu, SanitizeSmallTails) {
   check(lengths({40, 17}), {KdaPrefillForm::fused}, 4, {{0, 3}, {0, 16}, {1, 17}, {0, 16}});
   check(lengths({1, 0, 17, 35}, 2), {KdaPrefillForm::fused, false, false, 0, true}, 3);
   check(lengths({70, 17, 33}, 2), {KdaPrefillForm::segments, false, false, 32}, 5, {{0, 5}, {0, 64}});
+  check(unbounded(lengths({40, 17}), Decays::mixed), {KdaPrefillForm::fused}, 4, {{0, 3}});
+  check(unbounded(lengths({1, 0, 17, 35}, 2), Decays::mixed), {KdaPrefillForm::fused, false, false, 0, true}, 3);
+  check(unbounded(lengths({70, 33}), Decays::mixed), {KdaPrefillForm::segments, false, false, 32}, 5);
 }
 
 TEST(KdaPrefillGpu, RecurrentInputSets) {
@@ -231,7 +241,6 @@ TEST(KdaPrefillGpu, FusedInputSets) {
   K3_NEEDS_GPU();
   if (!hopper()) GTEST_SKIP() << "Hopper alone";
   for (const KdaCase& c : kda_input_sets(2, 128, {100, 17})) {
-    if (!c.lower_bound) continue;
     check(c, {KdaPrefillForm::fused, true}, 11);
     check(c, {KdaPrefillForm::fused, false, false, 0, true}, 12);
   }
@@ -254,8 +263,27 @@ TEST(KdaPrefillGpu, FusedLengthsEmptySequencesAndExports) {
 TEST(KdaPrefillGpu, SegmentsInputSets) {
   K3_NEEDS_GPU();
   if (!hopper()) GTEST_SKIP() << "Hopper alone";
-  for (const KdaCase& c : kda_input_sets(1, 128, {200, 90})) {
-    if (c.lower_bound) check(c, {KdaPrefillForm::segments, false, false, 48}, 31);
+  for (const KdaCase& c : kda_input_sets(1, 128, {200, 90})) check(c, {KdaPrefillForm::segments, false, false, 48}, 31);
+}
+
+// Any number that a decay input can be, in one channel or all of them; every form, sequences that end inside chunks,
+// exports.
+TEST(KdaPrefillGpu, UnboundedGatesAtTheirEnds) {
+  K3_NEEDS_GPU();
+  if (!hopper()) GTEST_SKIP() << "Hopper alone";
+  const std::vector<ExportAt> exports = {{1, 3}, {1, 47}, {2, 33}, {1, 160}};
+  for (const Decays decays : {Decays::plain, Decays::alternate, Decays::one_channel, Decays::mixed, Decays::trained}) {
+    KdaCase c = unbounded(lengths({15, 161, 33}, 3), decays);
+    c.name += fmt::format(" decays {}", static_cast<int>(decays));
+    check(c, {KdaPrefillForm::fused}, 41, exports);
+    check(c, {KdaPrefillForm::fused, true, true, 0, true}, 42, exports);
+    check(c, {KdaPrefillForm::segments, false, false, 48}, 43, exports);
+  }
+  for (const float offset : {3e3F, 3e38F, -3e38F}) {
+    KdaCase c = unbounded(lengths({40, 17}, 2));
+    c.name += fmt::format(" z {}", offset);
+    c.z_offset = offset, c.z_scale = 0;
+    check(c, {KdaPrefillForm::fused}, 44);
   }
 }
 
@@ -264,11 +292,12 @@ TEST(KdaPrefillGpu, SegmentsInputSets) {
 TEST(KdaPrefillGpu, LongPromptsAgainstTokenByToken) {
   K3_NEEDS_GPU();
   if (!hopper()) GTEST_SKIP() << "Hopper alone";
-  for (const bool keep : {false, true}) {
+  for (const int kind : {0, 1, 2, 3, 4}) {
     KdaCase c = lengths({5003, 3000, 801}, 3);
-    c.name = keep ? "long keep" : "long";
+    c.name = kind % 2 == 1 ? "long keep" : "long";
     c.dim = 128;
-    if (keep) c.z_scale = 0, c.z_offset = -8;
+    if (kind % 2 == 1) c.z_scale = 0, c.z_offset = -8;
+    if (kind > 1) c = unbounded(c, kind == 4 ? Decays::trained : Decays::plain);
     KdaData data(c, 77);
     round_inputs(data, false, false);
     const std::vector<ExportAt> exports = {{0, 1003}, {1, 2999}, {0, 4096}};

@@ -53,8 +53,8 @@ int64_t k3_kda_prefill_workspace(int64_t tokens, int64_t heads, int64_t sequence
 namespace k3::ops::cuda {
 
 int kda_prefill_recurrent_launch(const K3KdaPrefill& args, CUstream_st* stream);  // any gate, token by token, FP32
-int kda_prefill_fused_launch(const K3KdaPrefill& args, CUstream_st* stream);      // Hopper, bounded gate
-int kda_prefill_segments_launch(const K3KdaPrefill& args, CUstream_st* stream);   // Hopper, bounded gate, three launches
+int kda_prefill_fused_launch(const K3KdaPrefill& args, CUstream_st* stream);      // Hopper, any bound of kda_prefill_plan or none
+int kda_prefill_segments_launch(const K3KdaPrefill& args, CUstream_st* stream);   // the same, three launches
 int kda_prefill_scan_launch(const K3KdaPrefill& args, CUstream_st* stream);       // the one between the passes
 
 }  // namespace k3::ops::cuda

@@ -6,11 +6,9 @@
 // so that U = T V + W S is r u, S <- E S + K^T U, out = s (Q S + P U): norms act on 16 x 16 matrices, never on rows.
 #pragma once
 
-#include "k3/ops/kda/cuda/kda_prefill_tile.cuh"
+#include "k3/ops/kda/cuda/kda_prefill_gates.cuh"
 
 namespace k3::ops::cuda {
-
-constexpr float kGateUnit = 1024;  // decays in units of 2^-10 log2: FP16 keeps 11 bits of them down to 2^-24 / 1024
 
 // 16 rows of the batch from `first` to a buffer (one lane). Rows of the next sequence come along; they are masked where they
 // are used.
@@ -40,36 +38,13 @@ __device__ __forceinline__ float beta_of(const K3KdaPrefill& a, uint32_t logit) 
   return 1.0F / (1.0F + __expf(-__uint_as_float(a.b_f32 != 0 ? logit : logit << 16)));
 }
 
-// Sums over the channels: rows tokens, columns tokens.
-struct Products {
-  float l[2][4] = {}, p[2][4] = {};
-  float kk[2] = {}, qq[2] = {};  // this lane's part of the squared norms of tokens lane / 4, + 8
-};
-
 struct Valid {        // tokens of this chunk
   uint32_t pairs[2];  // halves of a pair: tokens 2 (lane % 4), + 1; + 8
   uint32_t rows[2];   // tokens lane / 4, + 8
 };
 
-struct GateConstants {
-  float rate;       // -exp(A_log) * log2(e)
-  float unit;       // 1 / (lower_bound * log2(e) * kGateUnit)
-  uint32_t sum[4];  // A fragment of the lower triangle of ones, / kGateUnit
-};
-
-__device__ __forceinline__ uint32_t gates(uint32_t z, float bias, const GateConstants& c) {  // of two tokens
-  const float e0 = exp2_approx(fmaf(low_bf16(z), c.rate, bias)), e1 = exp2_approx(fmaf(high_bf16(z), c.rate, bias));
-  return pack_half(rcp_approx(fmaf(e0, c.unit, c.unit)), rcp_approx(fmaf(e1, c.unit, c.unit)));
-}
-
-// Channels 16 j .. 16 j + 15 in two steps, so that the first of one square runs beside the second of the one before.
-struct Square {
-  uint32_t gate[4];  // decays of 2 tokens: FP16 B fragments of two octets of channels
-  uint32_t k[4], q[4];
-};
-
-template <bool kMaps>
-__device__ __forceinline__ void open_square(uint32_t lane_row, int j, const GateConstants& c, float2 bias,
+template <bool kMaps, bool kBounded>
+__device__ __forceinline__ void open_square(uint32_t lane_row, int j, const GateConstants<kBounded>& c, float2 bias,
                                             const Valid& valid, Square& s) {
   const uint32_t zq = square_at(lane_row, j, kStepZQ);
   uint32_t z[4];
@@ -82,14 +57,18 @@ __device__ __forceinline__ void open_square(uint32_t lane_row, int j, const Gate
   for (int i = 0; i < 4; ++i) s.k[i] &= valid.rows[i % 2];
 }
 
-template <bool kMaps>
-__device__ __forceinline__ void close_square(uint32_t lane_row, uint32_t buffer, int j, const GateConstants& c,
+// false: these channels' decays are too large for factors, nothing was done (the same answer in all lanes).
+template <bool kMaps, bool kBounded>
+__device__ __forceinline__ bool close_square(uint32_t lane_row, uint32_t buffer, int j, const GateConstants<kBounded>& c,
                                              const Square& s, Products& sum) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const uint32_t zq = square_at(lane_row, j, kStepZQ);
   float g[2][4] = {}, grow[2][4], shrink[2][4], whole[4];  // g: decay since the chunk's begin, log2
   mma16_half(g[0], c.sum, s.gate[0], s.gate[1]);
   mma16_half(g[1], c.sum, s.gate[2], s.gate[3]);
+  if constexpr (!kBounded) {  // decays only add up: the last token's is the largest
+    if (__any_sync(0xFFFFFFFFU, fminf(fminf(g[0][2], g[0][3]), fminf(g[1][2], g[1][3])) < kFactorReach)) return false;
+  }
 #pragma unroll
   for (int i = 0; i < 8; ++i)
     shrink[i / 4][i % 4] = exp2_approx(g[i / 4][i % 4]), grow[i / 4][i % 4] = exp2_approx(-g[i / 4][i % 4]);
@@ -122,6 +101,7 @@ __device__ __forceinline__ void close_square(uint32_t lane_row, uint32_t buffer,
   stmatrix_x4(zq + kAtZ, kp);
   stmatrix_x4(square_at(lane_row, j, kStepKV) + kAtK, ke);
   if (lane < 4) store_shared(buffer + kAtE + static_cast<uint32_t>(lane * kERow + j * 16), whole);
+  return true;
 }
 
 __device__ __forceinline__ float inverse_norm(float part) {
@@ -241,13 +221,8 @@ __device__ __forceinline__ void produce(const K3KdaPrefill& a, const PrefillMaps
   }
   ahead = walk;
   ahead.steps(s.cuts, piece.end, C::kEvery * C::kAhead);
-  GateConstants c;
-  c.rate = -__expf(a.a_log[piece.head]) * 1.4426950408889634F;
-  c.unit = 1.0F / (a.lower_bound * 1.4426950408889634F * kGateUnit);
+  const GateConstants<C::kBounded> c(a, piece.head);
   const int row = lane >> 2, column = 2 * (lane & 3);
-  const uint32_t ones = 0x14001400;  // 1 / kGateUnit, twice
-  const uint32_t triangle = (column <= row ? 0x1400U : 0U) | (column + 1 <= row ? 0x14000000U : 0U);
-  c.sum[0] = triangle, c.sum[1] = ones, c.sum[2] = 0, c.sum[3] = triangle;
   for (int chunk = index; walk.at < piece.end; chunk += C::kProducers) {
     const int count = walk.end(s.cuts, piece.end) - walk.at;
     const uint32_t logit = load_logit(a, piece.first + walk.at + lane, piece.head, lane < count);
@@ -264,13 +239,22 @@ __device__ __forceinline__ void produce(const K3KdaPrefill& a, const PrefillMaps
     mbar_wait(arrived + slot * 8, static_cast<uint32_t>(chunk / C::kOwn) & 1U);
     Products sum;
     Square square[2];
+    uint32_t deep = 0;  // squares left by close_square
     open_square<C::kMaps>(lane_row, 0, c, s.bias[0][row], valid, square[0]);
 #pragma unroll 1
     for (int j = 0; j < 8; j += 2) {  // the last one opens square 0 again, in vain
       open_square<C::kMaps>(lane_row, j + 1, c, s.bias[j + 1][row], valid, square[1]);
-      close_square<C::kMaps>(lane_row, buffer, j, c, square[0], sum);
+      if (!close_square<C::kMaps>(lane_row, buffer, j, c, square[0], sum)) deep |= 1U << j;
       open_square<C::kMaps>(lane_row, (j + 2) % 8, c, s.bias[(j + 2) % 8][row], valid, square[0]);
-      close_square<C::kMaps>(lane_row, buffer, j + 1, c, square[1], sum);
+      if (!close_square<C::kMaps>(lane_row, buffer, j + 1, c, square[1], sum)) deep |= 2U << j;
+    }
+    if constexpr (!C::kBounded) {
+#pragma unroll 1
+      for (; deep != 0; deep &= deep - 1) {  // their rows are as they came
+        const int j = __ffs(static_cast<int>(deep)) - 1;
+        open_square<C::kMaps>(lane_row, j, c, s.bias[j][row], valid, square[0]);
+        close_deep_square<C::kMaps>(lane_row, buffer, j, c, square[0], sum);
+      }
     }
     __syncwarp();
     finish<C::kMaps>(lane_row, buffer, sum, lane < count ? beta_of(a, logit) : 0.0F);

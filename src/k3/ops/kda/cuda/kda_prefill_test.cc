@@ -8,13 +8,30 @@ namespace {
 
 const DeviceInfo kH200{.sm_count = 132, .capability = 90};
 
-TEST(KdaPrefillPlan, OnlyHopperAndBoundedGatesTakeChunks) {
+TEST(KdaPrefillPlan, ChunksNeedHopperAndABoundThatFitsOrNone) {
   KdaPrefillShape shape{8192, 12, 1, 8192};
   EXPECT_EQ(kda_prefill_plan(shape, {.sm_count = 108, .capability = 80}).form, KdaPrefillForm::recurrent);
-  shape.lower_bound = std::nullopt;
-  EXPECT_EQ(kda_prefill_plan(shape, kH200).form, KdaPrefillForm::recurrent);
-  shape.lower_bound = -6;
-  EXPECT_EQ(kda_prefill_plan(shape, kH200).form, KdaPrefillForm::recurrent);
+  for (const float bound : {-6.0F, 0.0F, 1.0F}) {
+    shape.lower_bound = bound;
+    EXPECT_EQ(kda_prefill_plan(shape, kH200).form, KdaPrefillForm::recurrent) << bound;
+  }
+}
+
+TEST(KdaPrefillPlan, NoBoundGoesTheSameWays) {
+  for (const int64_t heads : {12, 32, 96}) {
+    for (const int64_t tokens : {1, 1024, 8192, 131072}) {
+      KdaPrefillShape shape{tokens, heads, 1, tokens};
+      const KdaPrefillPlan bounded = kda_prefill_plan(shape, kH200);
+      shape.lower_bound = std::nullopt;
+      const KdaPrefillPlan plan = kda_prefill_plan(shape, kH200);
+      EXPECT_NE(plan.form, KdaPrefillForm::recurrent);
+      EXPECT_EQ(plan.form, bounded.form) << heads << " heads " << tokens;
+      EXPECT_EQ(plan.segment, bounded.segment);
+      EXPECT_EQ(plan.pairs, bounded.pairs);
+      EXPECT_EQ(kda_prefill_plan(shape, {.sm_count = 108, .capability = 80}).form, KdaPrefillForm::recurrent);
+      EXPECT_EQ(kda_prefill_plan(shape, kH200, KdaPrefillForm::recurrent).form, KdaPrefillForm::recurrent);  // deterministic
+    }
+  }
 }
 
 TEST(KdaPrefillPlan, FewHeadsAndLongPromptsAreCut) {

@@ -20,11 +20,11 @@ constexpr int kBuffers = 11;  // chunks in shared memory
 
 // kMaps: the map of a piece instead of its outputs; two blocks a piece, for the state and for the transition, which share
 // nothing. kPair: two blocks of a cluster make every second chunk each and send it to the other; they own 64 value rows
-// each.
-template <bool kMaps_, bool kPair_>
+// each. kBounded: the sigmoid gate, no decay of 16 tokens below e^-84; else softplus, any decay.
+template <bool kMaps_, bool kPair_, bool kBounded_>
 struct Config {
   static_assert(!kMaps_ || !kPair_);
-  static constexpr bool kMaps = kMaps_, kPair = kPair_;
+  static constexpr bool kMaps = kMaps_, kPair = kPair_, kBounded = kBounded_;
   static constexpr int kConsumers = kPair ? 4 : 8, kProducers = kPair ? 6 : 8;  // warps
   static constexpr int kThreads = 32 * (kConsumers + kProducers);
   static constexpr int kOwn = kPair ? 7 : kBuffers, kReceived = kBuffers - kOwn;  // buffers of chunks made here and there
@@ -61,7 +61,7 @@ struct Piece {
 struct PrefillShared {
   alignas(1024) unsigned char buffers[kBuffers][kBufferBytes];
   alignas(128) unsigned char out[8][512];
-  float2 bias[8][8];  // -exp(A_log) * dt_bias * log2(e) of channels 16 j + r and 16 j + 8 + r
+  float2 bias[8][8];  // GateConstants::rate * dt_bias of channels 16 j + r and 16 j + 8 + r
   unsigned long long raw[kBuffers], full[kBuffers], empty[kBuffers];
   KdaCuts cuts;
   int sequence;
