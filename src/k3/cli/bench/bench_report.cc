@@ -199,7 +199,7 @@ void BenchReport::print_layers() const {
       const std::vector<std::string> cells = {f.kind,
                                               f.layers > 0 ? std::to_string(f.layers) : "",
                                               f.layers > 0 ? fmt::format("{:.1f}", f.seconds / layers * 1e6) : "",
-                                              f.layers > 0 ? fmt::format("{:.1f}", f.floor_seconds / layers * 1e6) : "",
+                                              f.layers > 0 ? fmt::format("{:.2f}", f.floor_seconds / layers * 1e6) : "",
                                               fmt::format("{:.2f}", f.seconds / f.floor_seconds),
                                               ms_text(f.seconds),
                                               f.layers > 0 ? (f.read_bound ? "bytes" : "products") : "",
