@@ -73,9 +73,6 @@ Result<DeclaredWeights> declare_weights(const Config& config, bool with_experts)
 }
 
 Result<WeightSet> random_weights(const Config& config, uint64_t seed, ThreadPool& pool, const LoadProgress& progress) {
-  if (config.local_expert_count() != config.num_experts) {
-    return fail(Code::unsupported, "a share of the experts (--ep) works on a GPU alone: the CPU's kernels want all that the router may choose");
-  }
   K3_TRY_ASSIGN(const DeclaredWeights declared, declare_weights(config, true));
   Drawer drawer(config, declared, seed, pool, progress);
   return place_weights(declared.checkpoint, config, [&](const std::vector<ReadJob>& jobs) { return drawer.fill(jobs); });

@@ -2,7 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+
+#include "k3/base/rng.h"
 #include "k3/model/gpu/gpu_weights.h"
+#include "k3/model/init.h"
+#include "k3/model/layers.h"
+#include "k3/model/model.h"
 #include "k3/model/step_cost.h"
 #include "k3/model/summary.h"
 
@@ -70,6 +76,41 @@ TEST(RankShare, WholeIsWhole) {
   const Config rank = rank_config(whole, {}).value();
   EXPECT_EQ(summarise(rank).total.size_bytes, summarise(whole).total.size_bytes);
   EXPECT_EQ(summarise(rank).active_bytes, summarise(whole).active_bytes);
+}
+
+// Ranks draw the same router and each its own experts, by name: their sums make the whole layer's output.
+TEST(RankShare, SharesOfALayerSumToTheWhole) {
+  Config whole = load_config(std::string(K3_SOURCE_DIR) + "/tests/data/oracle-models/kl-a").value();  // 12 experts, top 4, no latent
+  whole.num_shared_experts = 0;
+  settle_random(whole);
+  constexpr int64_t kTokens = 9, kLayer = 2;
+  ThreadPool pool(2);
+  std::vector<float> input(static_cast<size_t>(kTokens * whole.hidden_size));
+  Rng(1, 2).fill_normal(0, 1, input);
+  const auto layer = [&](const Config& config) {
+    const Model model = Model::random(config, 4, Device{}, pool).value();
+    RunnerOptions options;
+    options.policy = ops::Policy::exact;
+    options.ctx_tokens = 16;
+    Runner runner = Runner::create(model, pool, options).value();
+    std::vector<float> out(input.size());
+    const Tensor x(input.data(), DType::f32, {kTokens, config.hidden_size}), y(out.data(), DType::f32, {kTokens, config.hidden_size});
+    EXPECT_TRUE(moe_layer(runner.ctx(), config, model.weights().layers[kLayer].moe, kLayer, nullptr, x, y).ok());
+    return out;
+  };
+  const std::vector<float> want = layer(whole);
+  std::vector<double> sum(want.size(), 0);
+  for (int64_t r = 0; r < 4; ++r) {
+    const std::vector<float> part = layer(rank_config(whole, {.ep = 4, .rank = r}).value());
+    for (size_t i = 0; i < sum.size(); ++i) sum[i] += static_cast<double>(part[i]);
+  }
+  double norm = 0, error = 0;
+  for (size_t i = 0; i < want.size(); ++i) {
+    norm += std::pow(static_cast<double>(want[i]), 2);
+    error += std::pow(sum[i] - static_cast<double>(want[i]), 2);
+  }
+  ASSERT_GT(norm, 0);
+  EXPECT_LT(std::sqrt(error / norm), 1e-6);
 }
 
 TEST(RankShare, RefusesByName) {

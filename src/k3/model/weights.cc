@@ -41,7 +41,7 @@ Status wire_layer(ArenaPlan& plan, const Config& config, int64_t l, LayerWeights
   K3_TRY(wire_trunk(plan, config, l, layer));
   if (!config.is_moe(l)) return {};
   layer.moe.experts.resize(static_cast<size_t>(config.num_experts));
-  for (int64_t e = 0; e < config.num_experts; ++e) {
+  for (int64_t e = config.first_local_expert; e < config.first_local_expert + config.local_expert_count(); ++e) {
     K3_TRY(wire_expert(plan, l, e, layer.moe.experts[static_cast<size_t>(e)]));
   }
   return {};
