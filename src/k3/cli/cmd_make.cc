@@ -59,10 +59,7 @@ Status init_command(const InitOptions& options) {
   K3_TRY_ASSIGN(json, edit_config(json, options.set).with_context(path));
   K3_TRY_ASSIGN(json, set_trunk_packing(json, false).with_context(path));  // random weights are in the released layout
   K3_TRY_ASSIGN(Config config, parse_config(json, path));
-  // A random model has every part that its config does not switch off.
-  if (!config.latent_moe_use_norm)
-    config.latent_moe_use_norm = config.routed_expert_hidden_size.has_value() && config.nested;
-  if (!config.mla_use_output_gate) config.mla_use_output_gate = false;
+  settle_random(config);
   K3_TRY(check_sizes(config).with_context(path));
   K3_TRY(prepare_output_folder(options.out, options.force));
   const ModelSummary summary = summarise(config);

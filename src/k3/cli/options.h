@@ -119,6 +119,11 @@ struct BenchOptions {
   bool ceilings = true, ceiling_only = false;
   std::optional<std::string> quality;  // a text file; "" is the text built in
   std::string output = "table";        // table | json | markdown
+  std::string random;                  // a config: weights are made up, there is no checkpoint
+  std::vector<std::string> set;        // changes of that config
+  uint64_t seed = 0;
+  bool layers = false;                 // on a GPU: times of each kind of layer
+  int64_t tp = 1, ep = 1, rank = 0;    // of a random model only one rank's share
   ComputeOptions compute;              // its threads and policy are not used
 };
 

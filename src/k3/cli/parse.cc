@@ -299,6 +299,22 @@ void add_bench_tests(CLI::App& app, BenchOptions& o) {
       ->group(group);
 }
 
+void add_bench_random(CLI::App& app, BenchOptions& o) {
+  const char* group = "A model without a checkpoint: weights are made where they are to lie, on the GPU with --device cuda";
+  app.add_option("--random", o.random, "A config.json or model folder, instead of MODEL")->type_name("CONFIG")->group(group);
+  app.add_option("--set", o.set,
+                 "field=value of that config, as for k3 init; experts=mxfp4 or experts=bf16 packs or unpacks the routed experts")
+      ->type_name("F=V")
+      ->group(group);
+  app.add_option("--seed", o.seed, "Random seed (default 0)")->group(group);
+  const auto ranks = [&](const char* name, int64_t& value, const char* help, int64_t least) {
+    app.add_option(name, value, help)->check(CLI::Validator(CLI::Range(least, int64_t{4096})).description(""))->type_name("N")->group(group);
+  };
+  ranks("--tp", o.tp, "One rank of N that divide heads, dense MLP and shared experts; nothing is exchanged (default 1)", 1);
+  ranks("--ep", o.ep, "One rank of N that divide the routed experts; routes to others are dropped (default 1)", 1);
+  ranks("--rank", o.rank, "Which rank (default 0)", 0);
+}
+
 void add_bench_command(CLI::App& app, AllOptions& o, Status& status) {
   CLI::App* bench =
       app.add_subcommand("bench", "Prefill and decode speed, against what the machine can do")->group("Look at one");
@@ -312,12 +328,22 @@ void add_bench_command(CLI::App& app, AllOptions& o, Status& status) {
       "           bytes at its read rate, or those products at the rate of its fastest\n"
       "           unit, whichever is longer ('bound' says which). Both rates are measured\n"
       "           before and after every run.\n\n"
+      "With --device cuda:\n"
+      "ms         of a step (decode) or a prompt, by the GPU's clock, without the fetch of\n"
+      "           logits; 'wall ms' by the host's, with it\n"
+      "floor ms   bytes at the rate of a copy, or products at that of a large BF16 product,\n"
+      "           whichever is longer; weights of the experts that tokens really chose\n"
+      "           ('experts', in the mean of a layer), counted on the device\n"
+      "Histories (-d) are lengths of caches with random content; no prompt is run.\n\n"
       "Examples:\n"
       "  k3 bench models/k3-mini\n"
       "  k3 bench MODEL -p 128,512,2048 -n 64 -t 1,2 -b 1,4\n"
       "  k3 bench MODEL -p 0 -n 32 -d 0,4096 --policy bf16,exact --output markdown\n"
       "  k3 bench MODEL --quality text.txt     # what a setting costs, beside its speed\n"
-      "  k3 bench ceiling -t 1,2               # the machine alone");
+      "  k3 bench ceiling -t 1,2               # the machine alone\n"
+      "  k3 bench --random kimi-linear-48b.json --device cuda -p 0 -n 16 -d 4096 -b 1,32,128\n"
+      "  k3 bench --random kimi-linear-48b.json --set experts=mxfp4 --device cuda -p 8192 -n 0 --chunk 8192\n"
+      "  k3 bench --random k3.json --set num_hidden_layers=13 --tp 8 --ep 8 --device cuda -p 0 -d 4096 -b 1,8,64 --layers");
   bench->add_option("MODEL", o.bench.model, "Model folder or config.json; 'ceiling': the machine alone");
   add_bench_tests(*bench, o.bench);
   bench->add_flag("--ceiling", o.bench.ceiling_only, "Measure the machine's ceilings alone; needs no model");
@@ -334,6 +360,10 @@ void add_bench_command(CLI::App& app, AllOptions& o, Status& status) {
       ->check(CLI::IsMember({"table", "json", "markdown"}));
   bench->add_flag_function(
       "--json", [&o](int64_t) { o.bench.output = "json"; }, "The same as --output json");
+  add_bench_random(*bench, o.bench);
+  bench->add_option("--chunk", o.bench.compute.chunk_tokens, "Most tokens of one forward (default 512)")
+      ->check(CLI::Range(int64_t{1}, kMostTokens));
+  bench->add_flag("--layers", o.bench.layers, "On a GPU: after each test the time of each kind of layer, against its floor");
   add_other_compute(*bench, o.bench.compute);
   bind(bench, status, o.bench, bench_command);
 }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <filesystem>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <utility>
@@ -118,6 +119,7 @@ struct Checkpoint::Impl {
   std::vector<std::unique_ptr<Shard>> shards;
   // By name id: index into the records of its shard. Written by the thread that parses that shard.
   std::vector<uint32_t> record_of;
+  std::map<std::string, TensorInfo, std::less<>> declared;  // instead of all that
 
   static Result<std::unique_ptr<Impl>> open_index(const std::string& path);
   static Result<std::unique_ptr<Impl>> open_single(const std::string& path);
@@ -279,7 +281,18 @@ Result<Checkpoint> Checkpoint::open(const std::string& path) {
   return Checkpoint(std::move(impl));
 }
 
-bool Checkpoint::contains(std::string_view name) const { return impl_->names.find(name) != NameTable::kNone; }
+Checkpoint Checkpoint::declare(const std::vector<TensorSpec>& tensors) {
+  auto impl = std::make_unique<Impl>();
+  impl->source = "random weights";
+  impl->shards.push_back(std::make_unique<Impl::Shard>());
+  impl->shards.front()->file = impl->source;
+  for (const TensorSpec& t : tensors) impl->declared[t.name] = {t.dtype, t.dims, 0, t.size_bytes(), 0};
+  return Checkpoint(std::move(impl));
+}
+
+bool Checkpoint::contains(std::string_view name) const {
+  return impl_->declared.contains(name) || impl_->names.find(name) != NameTable::kNone;
+}
 int64_t Checkpoint::tensor_count() const { return impl_->names.size(); }
 
 void Checkpoint::for_each_name(const std::function<void(std::string_view, int32_t)>& visit) const {
@@ -287,6 +300,7 @@ void Checkpoint::for_each_name(const std::function<void(std::string_view, int32_
 }
 
 Result<TensorInfo> Checkpoint::find(std::string_view name) const {
+  if (const auto promised = impl_->declared.find(name); promised != impl_->declared.end()) return promised->second;
   const uint32_t id = impl_->names.find(name);
   if (id == NameTable::kNone) return fail(Code::not_found, "{}: no tensor '{}'", impl_->source, shown(name));
   return impl_->info(name, id);

@@ -40,8 +40,12 @@ struct TensorInfo {
   }
 };
 
+struct TensorSpec;
+
 class Checkpoint {
  public:
+  // Tensors that are promised and not stored: find() describes them, reading one is a programmer error. For random models.
+  static Checkpoint declare(const std::vector<TensorSpec>& tensors);
   // A folder, a single .safetensors file, or an index file. In a folder: model.safetensors.index.json, else
   // model.safetensors, else the only *.safetensors. Missing shards do not hinder opening.
   static Result<Checkpoint> open(const std::string& path);

@@ -82,10 +82,17 @@ struct Config {
 
   std::optional<VisionConfig> vision;
 
+  // One rank's share of a model (model/rank_share.h); no file says so.
+  std::optional<int64_t> shared_expert_width;  // absent: num_shared_experts * moe_intermediate_size
+  std::optional<int64_t> local_experts;        // absent: all; the router chooses among num_experts either way
+  int64_t first_local_expert = 0;
+
   bool is_moe(int64_t layer) const { return layer >= first_k_dense_replace && layer % moe_layer_freq == 0; }
   bool is_kda(int64_t layer) const { return attention[static_cast<size_t>(layer)] == AttentionKind::kda; }
   bool is_mla(int64_t layer) const { return attention[static_cast<size_t>(layer)] == AttentionKind::mla; }
   int64_t expert_width() const { return routed_expert_hidden_size.value_or(hidden_size); }
+  int64_t shared_width() const { return shared_expert_width.value_or(num_shared_experts * moe_intermediate_size); }
+  int64_t local_expert_count() const { return local_experts.value_or(num_experts); }
   int64_t kda_width() const { return kda_num_heads * kda_head_dim; }
 };
 

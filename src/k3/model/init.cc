@@ -17,8 +17,27 @@ uint64_t stream_of(std::string_view name) {
   return h;
 }
 
-void draw(const Config& config, const ParamFamily& family, std::string_view name, uint64_t seed, ThreadPool& pool,
-          std::vector<float>& out) {
+struct Unit {
+  size_t begin, end;  // tensors of one parameter, or of one expert
+  int64_t size_bytes;
+};
+
+std::vector<Unit> units_of(const std::vector<ParamTensor>& tensors) {
+  std::vector<Unit> units;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const ParamTensor& t = tensors[i];
+    const bool joins = i > 0 && t.expert >= 0 && t.expert == tensors[i - 1].expert && t.layer == tensors[i - 1].layer;
+    if (!joins) units.push_back({i, i, 0});
+    units.back().end = i + 1;
+    units.back().size_bytes += t.size_bytes();
+  }
+  return units;
+}
+
+}  // namespace
+
+void draw_param(const Config& config, const ParamFamily& family, std::string_view name, uint64_t seed, ThreadPool& pool,
+                std::vector<float>& out) {
   const Rng rng(seed, stream_of(name));
   const auto count = static_cast<int64_t>(out.size());
   const auto fill = [&](const auto& value) {
@@ -56,25 +75,6 @@ void draw(const Config& config, const ParamFamily& family, std::string_view name
   }
 }
 
-struct Unit {
-  size_t begin, end;  // tensors of one parameter, or of one expert
-  int64_t size_bytes;
-};
-
-std::vector<Unit> units_of(const std::vector<ParamTensor>& tensors) {
-  std::vector<Unit> units;
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    const ParamTensor& t = tensors[i];
-    const bool joins = i > 0 && t.expert >= 0 && t.expert == tensors[i - 1].expert && t.layer == tensors[i - 1].layer;
-    if (!joins) units.push_back({i, i, 0});
-    units.back().end = i + 1;
-    units.back().size_bytes += t.size_bytes();
-  }
-  return units;
-}
-
-}  // namespace
-
 std::vector<std::vector<TensorSpec>> shard_plan(const std::vector<ParamTensor>& tensors, int64_t shards) {
   const std::vector<Unit> units = units_of(tensors);
   int64_t total = 0;
@@ -94,6 +94,11 @@ std::vector<std::vector<TensorSpec>> shard_plan(const std::vector<ParamTensor>& 
     done += units[u].size_bytes;
   }
   return plan;
+}
+
+void settle_random(Config& config) {
+  if (!config.latent_moe_use_norm) config.latent_moe_use_norm = config.routed_expert_hidden_size.has_value() && config.nested;
+  if (!config.mla_use_output_gate) config.mla_use_output_gate = false;
 }
 
 Status write_random_checkpoint(const Config& config, const std::string& folder, uint64_t seed, int64_t shards,
@@ -117,7 +122,7 @@ Status write_random_checkpoint(const Config& config, const std::string& folder, 
       K3_TRY(writer.append(t.name, scales));
     } else {
       values.assign(static_cast<size_t>(t.params), 0.0F);
-      draw(config, *t.family, param_name(config, t.family->id, t.layer, t.expert), seed, pool, values);
+      draw_param(config, *t.family, param_name(config, t.family->id, t.layer, t.expert), seed, pool, values);
       if (t.dtype == DType::u8) {
         const int64_t rows = t.dims[0], cols = t.dims[1] * 2;
         scales.resize(static_cast<size_t>(rows * cols / 32));

@@ -21,6 +21,13 @@ namespace k3 {
 // Cuts the tensors (in checkpoint order) into `shards` files of about equal bytes; an expert is never split.
 std::vector<std::vector<TensorSpec>> shard_plan(const std::vector<ParamTensor>& tensors, int64_t shards);
 
+// A random model has every part that its config does not switch off.
+void settle_random(Config& config);
+
+// The values that a tensor of this family and name begins with, as many as `out` has.
+void draw_param(const Config& config, const ParamFamily& family, std::string_view name, uint64_t seed, ThreadPool& pool,
+                std::vector<float>& out);
+
 Status write_random_checkpoint(const Config& config, const std::string& folder, uint64_t seed, int64_t shards,
                                ThreadPool& pool, const LoadProgress& progress);
 

@@ -6,7 +6,9 @@
 #include "k3/base/file.h"
 #include "k3/base/memory.h"
 #include "k3/base/units.h"
+#include "k3/model/gpu/gpu_random.h"
 #include "k3/model/gpu/gpu_weights.h"
+#include "k3/model/random_weights.h"
 #include "k3/model/summary.h"
 
 namespace k3 {
@@ -74,6 +76,17 @@ Result<Model> Model::load(const std::string& path, ThreadPool& pool, const LoadO
   return model;
 }
 
+Result<Model> Model::random(const Config& config, uint64_t seed, Device device, ThreadPool& pool, const LoadProgress& progress) {
+  Model model;
+  model.folder_ = "random weights";
+  model.config_ = config;
+  model.device_ = device;
+  K3_TRY(check_sizes(config));
+  K3_TRY_ASSIGN(model.weights_, device.is_cuda() ? random_weights_on(device, config, seed, pool, progress)
+                                                 : random_weights(config, seed, pool, progress));
+  return model;
+}
+
 std::optional<StreamStats> Model::stream_stats() const {
   if (stream_ == nullptr) return std::nullopt;
   return stream_->stats();
@@ -121,6 +134,11 @@ void Runner::reset(int32_t sequence) {
   broken_[static_cast<size_t>(sequence)] = false;
 }
 
+Status Runner::pretend_history(int64_t tokens, uint64_t seed) {
+  std::fill(broken_.begin(), broken_.end(), false);
+  return cache_.pretend(tokens, seed);
+}
+
 Status Runner::save(int32_t sequence, const std::function<Status(std::span<const std::byte>)>& write) const {
   K3_TRY(check_sequence(sequence));
   if (broken_[static_cast<size_t>(sequence)]) {
@@ -145,7 +163,7 @@ Status Runner::check_sequence(int32_t sequence) const {
   return fail(Code::invalid_argument, "there is no sequence {}; the runner has {}", sequence, cache_.sequences());
 }
 
-Result<Tensor> Runner::step(std::span<const StepInput> inputs) {
+Status Runner::flatten(std::span<const StepInput> inputs) {
   flat_.clear();
   sequences_.clear();
   for (const StepInput& input : inputs) {
@@ -165,7 +183,16 @@ Result<Tensor> Runner::step(std::span<const StepInput> inputs) {
     flat_.add(input.tokens, cache_.length(input.sequence), input.logits);
   }
   // Before the caches are touched: a step that is too large leaves its sequences as they are.
-  K3_TRY(stepper_.check_size(flat_));
+  return stepper_.check_size(flat_);
+}
+
+Result<double> Runner::time_part(std::span<const StepInput> inputs, const Stepper::Part& part, int64_t repeats) {
+  K3_TRY(flatten(inputs));
+  return stepper_.time_part(flat_.batch(cache_.views(sequences_)), part, repeats);
+}
+
+Result<Tensor> Runner::step(std::span<const StepInput> inputs) {
+  K3_TRY(flatten(inputs));
   Result<Tensor> logits = stepper_.run(flat_.batch(cache_.views(sequences_)));
   if (!logits.ok()) {
     for (const StepInput& input : inputs) broken_[static_cast<size_t>(input.sequence)] = true;

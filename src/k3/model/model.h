@@ -45,6 +45,8 @@ class Model {
   // A folder, or its config.json.
   static Result<Model> load(const std::string& path, ThreadPool& pool, const LoadProgress& progress = {});
   static Result<Model> load(const std::string& path, ThreadPool& pool, const LoadOptions& options);
+  // Without a checkpoint, for benches: weights by the init rules of the parameter table, made where they are to lie.
+  static Result<Model> random(const Config& config, uint64_t seed, Device device, ThreadPool& pool, const LoadProgress& progress = {});
 
   const Config& config() const { return config_; }
   const WeightSet& weights() const { return weights_; }  // empty when they come through a stream
@@ -91,12 +93,17 @@ class Runner {
   // One forward over all inputs; returns the logits rows in order, valid until the next call.
   Result<Tensor> step(std::span<const StepInput> inputs);
 
+  // For benches: Stepper::time_part over a step that is not taken.
+  Result<double> time_part(std::span<const StepInput> inputs, const Stepper::Part& part, int64_t repeats);
+
   // Feeds one sequence in chunks; the logits of the last token. `progress` hears the tokens done and may answer
   // false to stop between chunks (cancelled; the tokens so far are in the cache).
   Result<std::span<const float>> feed(int32_t sequence, std::span<const int32_t> tokens,
                                       const std::function<bool(int64_t done_tokens)>& progress = {});
 
   void reset(int32_t sequence);
+  // For benches: every sequence with so many tokens of history that no model has read; see SequencePool::pretend.
+  Status pretend_history(int64_t tokens, uint64_t seed);
   // A sequence as bytes, exact to the bit; unavailable when a step of it failed half-way. restore: exhausted when the context
   // is shorter; after an error of `read` the sequence is reset.
   Status save(int32_t sequence, const std::function<Status(std::span<const std::byte>)>& write) const;
@@ -106,10 +113,12 @@ class Runner {
   const RunnerOptions& options() const { return options_; }
   const Model& model() const { return stepper_.model(); }
   ops::Ctx& ctx() { return stepper_.ctx(); }
+  Stepper& stepper() { return stepper_; }
 
  private:
   Runner(Stepper stepper, const RunnerOptions& options, SequencePool cache);
   Status check_sequence(int32_t sequence) const;
+  Status flatten(std::span<const StepInput> inputs);  // into flat_ and sequences_, checked
 
   Stepper stepper_;
   RunnerOptions options_;

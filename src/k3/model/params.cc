@@ -47,7 +47,7 @@ Dims kda_low_down(const Config& c) { return {c.kda_head_dim, c.hidden_size}; }
 Dims kda_low_up(const Config& c) { return {c.kda_width(), c.kda_head_dim}; }
 int64_t query_width(const Config& c) { return c.num_attention_heads * (c.qk_nope_head_dim + c.qk_rope_head_dim); }
 int64_t value_width(const Config& c) { return c.num_attention_heads * c.v_head_dim; }
-int64_t shared_width(const Config& c) { return c.num_shared_experts * c.moe_intermediate_size; }
+int64_t shared_width(const Config& c) { return c.shared_width(); }
 int64_t merged_width(const Config& c) { return c.vision->mm_hidden_size * c.vision->merge_height * c.vision->merge_width; }
 
 // clang-format off
@@ -212,7 +212,7 @@ void for_each_param(const Config& config, const std::function<void(const ParamFa
     });
     if (!config.is_moe(l)) continue;
     // The six tensors of one expert lie together, so that one read brings a whole expert.
-    for (int64_t e = 0; e < config.num_experts; ++e) {
+    for (int64_t e = config.first_local_expert; e < config.first_local_expert + config.local_expert_count(); ++e) {
       scope_is(S::expert, [&](const ParamFamily& family) { visit(family, l, e); });
     }
   }

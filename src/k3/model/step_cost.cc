@@ -51,13 +51,13 @@ CostModel cost_model(const Config& config, const ModelSummary& summary, int64_t 
   return m;
 }
 
-StepCost decode_cost(const CostModel& m, int64_t batch, int64_t history, int64_t steps) {
+StepCost decode_cost(const CostModel& m, int64_t batch, int64_t history, int64_t steps, std::optional<double> touched) {
   K3_CHECK(batch >= 0 && history >= 0 && steps >= 0, "decode of {} x {} steps at {}", batch, steps, history);
   const auto b = static_cast<double>(batch), n = static_cast<double>(steps);
   // Step i sees the history, the steps before it and itself.
   const double pairs = b * (n * static_cast<double>(history) + n * (n + 1) / 2);
   StepCost c;
-  c.weight_bytes = n * (m.trunk_bytes + m.head_bytes + m.expert_bytes * distinct_experts(m.experts, m.topk, batch));
+  c.weight_bytes = n * (m.trunk_bytes + m.head_bytes + m.expert_bytes * touched.value_or(distinct_experts(m.experts, m.topk, batch)));
   c.cache_bytes = n * b * 2 * m.state_bytes + pairs * m.latent_bytes;
   c.matrix_flops = n * b * (m.trunk_flops + m.head_flops);
   c.recurrence_flops = n * b * m.recurrence_flops;
@@ -65,7 +65,8 @@ StepCost decode_cost(const CostModel& m, int64_t batch, int64_t history, int64_t
   return c;
 }
 
-StepCost prefill_cost(const CostModel& m, int64_t batch, int64_t history, int64_t tokens, int64_t chunk_tokens) {
+StepCost prefill_cost(const CostModel& m, int64_t batch, int64_t history, int64_t tokens, int64_t chunk_tokens,
+                      std::optional<double> touched) {
   K3_CHECK(batch >= 0 && history >= 0 && tokens >= 0 && chunk_tokens >= 1, "prefill of {} x {} tokens in chunks of {}",
            batch, tokens, chunk_tokens);
   const auto b = static_cast<double>(batch), n = static_cast<double>(tokens), p = static_cast<double>(history);
@@ -76,7 +77,7 @@ StepCost prefill_cost(const CostModel& m, int64_t batch, int64_t history, int64_
   const int64_t slice = std::max<int64_t>(1, chunk_tokens / std::max<int64_t>(1, batch));
   for (int64_t done = 0; done < tokens && batch > 0; done += slice) {
     const int64_t now = std::min(slice, tokens - done);
-    c.weight_bytes += m.trunk_bytes + m.expert_bytes * distinct_experts(m.experts, m.topk, batch * now);
+    c.weight_bytes += m.trunk_bytes + m.expert_bytes * touched.value_or(distinct_experts(m.experts, m.topk, batch * now));
     c.cache_bytes += b * (2 * m.state_bytes + (p + static_cast<double>(done + now)) * m.latent_bytes);
   }
   if (tokens > 0 && batch > 0) c.weight_bytes += m.head_bytes;

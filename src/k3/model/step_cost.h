@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "k3/format/config.h"
 #include "k3/model/summary.h"
@@ -49,12 +50,15 @@ struct StepCost {
   double flops() const { return matrix_flops + attention_flops + recurrence_flops; }
 };
 
+// `touched`, here and below: experts that a layer's tokens really chose in one step, in the mean, of all that it has (a rank with a
+// share of them: times the ranks); without it as expected.
 // `steps` steps of one token for each of `batch` sequences that have `history` tokens in the cache before the first.
-StepCost decode_cost(const CostModel& model, int64_t batch, int64_t history, int64_t steps);
+StepCost decode_cost(const CostModel& model, int64_t batch, int64_t history, int64_t steps, std::optional<double> touched = {});
 
 // Prompts of `tokens` tokens for each of `batch` sequences with `history` tokens in the cache, in forwards of at most
 // `chunk_tokens` tokens over all sequences; logits of the last token of each.
-StepCost prefill_cost(const CostModel& model, int64_t batch, int64_t history, int64_t tokens, int64_t chunk_tokens);
+StepCost prefill_cost(const CostModel& model, int64_t batch, int64_t history, int64_t tokens, int64_t chunk_tokens,
+                      std::optional<double> touched = {});
 
 struct Floor {
   double seconds = 0;

@@ -19,7 +19,7 @@ int64_t occurrences(const Config& c, const ParamFamily& family) {
     case ParamScope::layer:
     case ParamScope::expert:
       for (int64_t l = 0; l < c.num_hidden_layers; ++l) n += family.present(c, l) ? 1 : 0;
-      return family.scope == ParamScope::expert ? n * c.num_experts : n;
+      return family.scope == ParamScope::expert ? n * c.local_expert_count() : n;
     case ParamScope::global: return family.present(c, -1) ? 1 : 0;
     case ParamScope::vision: return c.vision ? 1 : 0;
     case ParamScope::vision_block: return c.vision ? c.vision->num_hidden_layers : 0;

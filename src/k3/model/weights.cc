@@ -22,16 +22,15 @@ Status run_job(const Checkpoint& checkpoint, const ReadJob& job) {
   return finish_job(checkpoint, job, stored.data());
 }
 
-// Sizes, allocates, places and reads one arena.
+// Sizes, allocates, places and fills one arena.
 template <class Wire>
-Status load_arena(const Checkpoint& checkpoint, const Config& config, ThreadPool& pool, std::atomic<int64_t>& done,
-                  int64_t total, const LoadProgress& progress, WeightSet& set, const Wire& wire) {
+Status load_arena(const Checkpoint& checkpoint, const Config& config, const FillJobs& fill, WeightSet& set, const Wire& wire) {
   ArenaPlan plan(checkpoint, config, Slack::none);
   K3_TRY(wire(plan));
   K3_TRY_ASSIGN(Storage arena, Storage::allocate(plan.used()));
   plan.start_placing(arena.data());
   K3_TRY(wire(plan));
-  K3_TRY(run_jobs(checkpoint, plan.jobs(), pool, done, total, progress));
+  K3_TRY(fill(plan.jobs()));
   K3_TRY(plan.complete());
   set.size_bytes += plan.used();
   set.arenas.push_back(std::move(arena));
@@ -42,7 +41,7 @@ Status wire_layer(ArenaPlan& plan, const Config& config, int64_t l, LayerWeights
   K3_TRY(wire_trunk(plan, config, l, layer));
   if (!config.is_moe(l)) return {};
   layer.moe.experts.resize(static_cast<size_t>(config.num_experts));
-  for (int64_t e = 0; e < config.num_experts; ++e) {
+  for (int64_t e = config.first_local_expert; e < config.first_local_expert + config.local_expert_count(); ++e) {
     K3_TRY(wire_expert(plan, l, e, layer.moe.experts[static_cast<size_t>(e)]));
   }
   return {};
@@ -114,9 +113,7 @@ int64_t text_weight_bytes(const Config& config) {
   return total;
 }
 
-Result<WeightSet> load_weights(const Checkpoint& checkpoint, const Config& config, ThreadPool& pool,
-                               const LoadProgress& progress) {
-  K3_TRY(check_sizes(config));
+Result<WeightSet> place_weights(const Checkpoint& checkpoint, const Config& config, const FillJobs& fill) {
   const int64_t total = text_weight_bytes(config);
   // Refused here with the numbers, rather than killed half-way by the system.
   if (const int64_t available = available_memory_bytes(); total > available) {
@@ -125,15 +122,22 @@ Result<WeightSet> load_weights(const Checkpoint& checkpoint, const Config& confi
   }
   WeightSet set;
   set.layers.resize(static_cast<size_t>(config.num_hidden_layers));
-  std::atomic<int64_t> done{0};
   for (int64_t l = 0; l < config.num_hidden_layers; ++l) {
     LayerWeights& layer = set.layers[static_cast<size_t>(l)];
-    K3_TRY(load_arena(checkpoint, config, pool, done, total, progress, set,
-                      [&](ArenaPlan& plan) { return wire_layer(plan, config, l, layer); }));
+    K3_TRY(load_arena(checkpoint, config, fill, set, [&](ArenaPlan& plan) { return wire_layer(plan, config, l, layer); }));
   }
-  K3_TRY(load_arena(checkpoint, config, pool, done, total, progress, set,
-                    [&](ArenaPlan& plan) { return wire_globals(plan, config, set); }));
+  K3_TRY(load_arena(checkpoint, config, fill, set, [&](ArenaPlan& plan) { return wire_globals(plan, config, set); }));
   return set;
+}
+
+Result<WeightSet> load_weights(const Checkpoint& checkpoint, const Config& config, ThreadPool& pool,
+                               const LoadProgress& progress) {
+  K3_TRY(check_sizes(config));
+  const int64_t total = text_weight_bytes(config);
+  std::atomic<int64_t> done{0};
+  return place_weights(checkpoint, config, [&](const std::vector<ReadJob>& jobs) {
+    return run_jobs(checkpoint, jobs, pool, done, total, progress);
+  });
 }
 
 }  // namespace k3

@@ -105,6 +105,11 @@ class ArenaPlan {
 Status run_jobs(const Checkpoint& checkpoint, const std::vector<ReadJob>& jobs, ThreadPool& pool, std::atomic<int64_t>& done,
                 int64_t total, const LoadProgress& progress);
 
+// Gives the targets of jobs their values, in whatever way.
+using FillJobs = std::function<Status(const std::vector<ReadJob>&)>;
+// Weights in host memory, an arena a layer; exhausted when they do not fit.
+Result<WeightSet> place_weights(const Checkpoint& checkpoint, const Config& config, const FillJobs& fill);
+
 Status wire_trunk(ArenaPlan& plan, const Config& c, int64_t l, LayerWeights& w);  // everything but routed experts
 Status wire_expert(ArenaPlan& plan, int64_t l, int64_t e, ops::ExpertWeights& w);
 Status wire_final(ArenaPlan& plan, const Config& c, WeightSet& w);  // final norm and AttnRes site

@@ -6,8 +6,9 @@
 #include <chrono>
 
 #include "k3/base/progress.h"
-#include "k3/base/rng.h"
+#include "k3/cli/bench/bench_model.h"
 #include "k3/cli/bench/bench_report.h"
+#include "k3/cli/bench/bench_on_gpu.h"
 #include "k3/cli/bench/quality_text.h"
 #include "k3/cli/commands.h"
 #include "k3/cli/common.h"
@@ -17,19 +18,6 @@ namespace k3::cli {
 namespace {
 
 constexpr int64_t kQualityWindow = 1024;
-
-// Ids spread over the vocabulary, so that experts are chosen as widely as text chooses them; other ids for each sequence.
-std::vector<std::vector<int32_t>> random_ids(int64_t sequences, int64_t tokens, int64_t vocab, uint64_t stream) {
-  std::vector<std::vector<int32_t>> out(static_cast<size_t>(sequences));
-  for (size_t s = 0; s < out.size(); ++s) {
-    const Rng rng(1 + s, stream);
-    out[s].resize(static_cast<size_t>(tokens));
-    for (size_t i = 0; i < out[s].size(); ++i) {
-      out[s][i] = static_cast<int32_t>(rng.bits(i) % static_cast<uint64_t>(vocab));
-    }
-  }
-  return out;
-}
 
 // Feeds every sequence its ids, `slice` tokens of each in a forward.
 Status feed_all(Runner& runner, const std::vector<std::vector<int32_t>>& ids, int64_t slice) {
@@ -109,14 +97,15 @@ ops::Unit unit_of(const std::string& policy, ops::Isa isa) {
 
 BenchHeading Bench::heading(ops::Isa isa) const {
   const StepCost step = decode_cost(cost_of(loaded_.model->config(), summary_, options_.policies.front()), 1, 0, 1);
-  return {options_.model,
+  return {bench_model_name(options_),
           std::string(ops::isa_name(isa)),
           summary_.total.params,
           summary_.active_bytes,
           step.bytes(),
           step.flops(),
           options_.compute.deterministic,
-          lossy_label(options_.compute, loaded_.model->config())};
+          lossy_label(options_.compute, loaded_.model->config()),
+          {}};
 }
 
 Result<RunnerOptions> Bench::group_options(const BenchCase& first, const std::vector<BenchCase>& cases) const {
@@ -255,24 +244,13 @@ Result<std::optional<PerplexityText>> quality_text(const BenchOptions& options) 
   return std::optional(std::move(out));
 }
 
-// Bytes as the checkpoint stores them: a trunk of F32 or 8 bits and unpacked experts have other floors than the released
-// layout.
-Result<ModelSummary> stored_summary(const Model& model) {
-  ModelSummary summary = summarise(model.config());
-  K3_TRY_ASSIGN(const Checkpoint checkpoint, Checkpoint::open(model.folder()));
-  K3_TRY(use_stored_sizes(checkpoint, model.config(), summary));
-  return summary;
-}
-
 }  // namespace
 
 Status bench_command(const BenchOptions& options) {
   const bool ceiling_only = options.ceiling_only || options.model == "ceiling";
   if (ceiling_only) return ceiling_command(options);
-  if (options.model.empty()) {
-    return fail(Code::invalid_argument, "no model: give a model folder, or 'ceiling' to measure the machine alone");
-  }
-  K3_TRY(refuse_gpu(options.compute, "bench", "its ceilings are those of the processor"));
+  K3_TRY(check_bench_model(options));
+  K3_TRY_ASSIGN(const Device device, parse_device(options.compute.device));
   const std::vector<BenchCase> cases = bench_cases(options, available_threads());
   if (cases.empty()) return fail(Code::invalid_argument, "nothing to measure: every length of -p and -n is 0");
   if (options.compute.ctx_tokens > 0 && options.compute.ctx_tokens < needed_ctx(cases)) {
@@ -287,8 +265,10 @@ Status bench_command(const BenchOptions& options) {
   if (text) needs.ctx_tokens = std::max(needs.ctx_tokens, kQualityWindow + 1);  // [BOS] and a window
   for (const BenchCase& c : cases) needs.sequences = std::max(needs.sequences, c.batch);
   needs.logit_rows = text ? 0 : needs.sequences;
-  K3_TRY_ASSIGN(const LoadedModel loaded, load_model(options.model, compute, needs));
-  K3_TRY_ASSIGN(const ModelSummary summary, stored_summary(*loaded.model));
+  if (options.layers && !device.is_cuda()) return fail(Code::unsupported, "--layers works with --device cuda alone");
+  if (device.is_cuda()) return gpu_bench(options, device, compute, needs, cases);
+  K3_TRY_ASSIGN(const LoadedModel loaded, bench_model(options, device, compute, needs));
+  K3_TRY_ASSIGN(const ModelSummary summary, bench_summary(options, *loaded.model));
   return Bench(options, loaded, summary, text).run(cases);
 }
 

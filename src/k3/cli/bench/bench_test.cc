@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include "k3/cli/bench/bench_cases.h"
+#include "k3/cli/bench/bench_model.h"
 #include "k3/cli/bench/ceilings.h"
+#include "k3/cli/bench/route_counter.h"
 #include "k3/cli/bench/samples.h"
 #include "k3/cli/bench/stream_meter.h"
 #include "k3/cli/bench/text_table.h"
@@ -72,6 +74,38 @@ TEST(StreamFigures, AreThoseOfTheRepetitions) {
   EXPECT_EQ(f.hit_rate, 0.75);
   EXPECT_EQ(f.direct_bytes_per_second, 8000);
   EXPECT_EQ(stream_figures({}, {}, 0, 0, 0).hit_rate, 1);  // nothing was wanted
+}
+
+TEST(RouteCounter, CountsDifferentLocalIds) {
+  const std::vector<int32_t> ids = {5, 9, 5, 12, -1, 8, 11, 300};
+  EXPECT_EQ(distinct_ids(ids, 0, 896), 6);
+  EXPECT_EQ(distinct_ids(ids, 8, 4), 3);  // 8, 9, 11
+  EXPECT_EQ(distinct_ids({}, 0, 8), 0);
+}
+
+TEST(BenchModel, OneOfCheckpointAndRandom) {
+  BenchOptions o;
+  const auto refused = [&](std::string_view what) {
+    const Status status = check_bench_model(o);
+    ASSERT_FALSE(status.ok()) << what;
+    EXPECT_EQ(status.error().code, Code::invalid_argument);
+    EXPECT_THAT(status.error().message, testing::HasSubstr(std::string(what)));
+  };
+  refused("--random CONFIG");
+  o.model = "folder";
+  EXPECT_TRUE(check_bench_model(o).ok());
+  o.tp = 8;
+  refused("--tp");
+  o.random = "k3.json";
+  refused("one of them");
+  o.model = "";
+  EXPECT_TRUE(check_bench_model(o).ok());
+  o.set = {"experts=mxfp4"};
+  o.ep = 8;
+  o.rank = 1;
+  EXPECT_EQ(bench_model_name(o), "random k3.json, experts=mxfp4, rank 1 of tp 8, ep 8");
+  o.quality = "";
+  refused("--quality");
 }
 
 TEST(TextTable, AlignsTextAndNumbers) {

@@ -1,8 +1,13 @@
 #include "k3/model/gpu/gpu_weights.h"
 
 #include <atomic>
+#include <chrono>
+#include <optional>
+#include <utility>
 
+#include "k3/base/log.h"
 #include "k3/base/units.h"
+#include "k3/model/gpu/pinned_feeder.h"
 #include "k3/model/wiring.h"
 #include "k3/ops/cuda/dispatch.h"
 
@@ -57,7 +62,12 @@ class Loader {
       return fail(Code::exhausted, "the weights need {} and {} has {} free; --device cpu runs models of any size", format_bytes(total_),
                   device_name(device_), format_bytes(memory.free_bytes));
     }
+    Clock clock;
     K3_TRY_ASSIGN(stream_, make_stream());
+    K3_TRY_ASSIGN(small_stream_, make_stream());
+    K3_TRY_ASSIGN(PinnedFeeder feeder, PinnedFeeder::create(device_, pool_, stream_.get()));
+    feeder_.emplace(std::move(feeder));
+    clock.lap(place_seconds_);
     set_.layers.resize(static_cast<size_t>(config_.num_hidden_layers));
     for (int64_t l = 0; l < config_.num_hidden_layers; ++l) {
       LayerWeights& layer = set_.layers[static_cast<size_t>(l)];
@@ -69,35 +79,59 @@ class Loader {
       return wire_final(plan, config_, set_);
     };
     K3_TRY(part(wire, [&](const Mover& move) { move.tables(set_); }));
+    clock = {};
+    K3_TRY(synchronize(small_stream_.get()));
     K3_TRY(synchronize(stream_.get()));
+    clock.lap(feed_seconds_);
+    log_info("weights onto {}: {} in arenas and streams, {} in names and places, {} in reads and copies, {} in small parameters",
+             device_name(device_), format_seconds(place_seconds_), format_seconds(wire_seconds_), format_seconds(feed_seconds_),
+             format_seconds(small_seconds_));
     return std::move(set_);
   }
 
  private:
-  // Reads one arena into pinned memory; its bytes are in staging_ then.
-  template <class Wire>
-  Result<int64_t> read(const Wire& wire) {
+  // Where the time of loading goes, for the log.
+  struct Clock {
+    std::chrono::steady_clock::time_point last = std::chrono::steady_clock::now();
+    void lap(double& seconds) {
+      const auto now = std::chrono::steady_clock::now();
+      seconds += std::chrono::duration<double>(now - std::exchange(last, now)).count();
+    }
+  };
+
+  // Brings one arena to the memory that `place(bytes)` gives; views are addresses in host_, most of which is never touched.
+  template <class Wire, class Place>
+  Result<int64_t> bring(const Wire& wire, const Place& place) {
     ArenaPlan plan(checkpoint_, config_, Slack::none);
     plan.keep_stored_order();
     K3_TRY(wire(plan));
     const int64_t bytes = plan.used();
-    K3_TRY(synchronize(stream_.get()));  // the copy out of the buffer before
-    if (staging_.size_bytes() < bytes) {
-      K3_TRY_ASSIGN(staging_, Storage::pinned(bytes));
-    }
-    plan.start_placing(staging_.data());
+    K3_TRY_ASSIGN(host_, Storage::reserve(bytes));
+    Clock clock;
+    K3_TRY_ASSIGN(std::byte* const device, place(bytes));
+    clock.lap(place_seconds_);
+    plan.start_placing(host_.data());
     K3_TRY(wire(plan));
-    K3_TRY(run_jobs(checkpoint_, plan.jobs(), pool_, done_, total_, progress_));
+    clock.lap(wire_seconds_);
+    K3_TRY(feeder_->feed(checkpoint_, plan.jobs(), host_.data(), device, done_, total_, progress_));
+    clock.lap(feed_seconds_);
     K3_TRY(plan.complete());
+    for (const ReadJob& job : plan.jobs()) {
+      if (!PinnedFeeder::is_small(job)) continue;
+      K3_TRY(copy_async(device + (job.target - host_.data()), job.target, 4 * job.info.count(), small_stream_.get()));
+    }
+    clock.lap(small_seconds_);
     return bytes;
   }
 
   template <class Wire, class Move>
   Status part(const Wire& wire, const Move& move) {
-    K3_TRY_ASSIGN(const int64_t bytes, read(wire));
-    K3_TRY_ASSIGN(Storage arena, Storage::allocate_on(device_, bytes));
-    K3_TRY(copy_async(arena.data(), staging_.data(), bytes, stream_.get()));
-    move(Mover{staging_.data(), bytes, arena.data()});
+    Storage arena;
+    K3_TRY_ASSIGN(const int64_t bytes, bring(wire, [&](int64_t count) -> Result<std::byte*> {
+      K3_TRY_ASSIGN(arena, Storage::allocate_on(device_, count));
+      return arena.data();
+    }));
+    move(Mover{host_.data(), bytes, arena.data()});
     set_.size_bytes += bytes;
     set_.arenas.push_back(std::move(arena));
     return {};
@@ -123,12 +157,14 @@ class Loader {
         for (size_t i = 0; i < some.size(); ++i) K3_TRY(wire_expert(plan, l, begin + static_cast<int64_t>(i), some[i]));
         return {};
       };
-      K3_TRY_ASSIGN(const int64_t read_bytes, read(wire));
-      if (unpacked_.size_bytes() < read_bytes) {
-        K3_TRY_ASSIGN(unpacked_, Storage::allocate_on(device_, read_bytes));
-      }
-      K3_TRY(copy_async(unpacked_.data(), staging_.data(), read_bytes, stream_.get()));
-      const Mover move{staging_.data(), read_bytes, unpacked_.data()};
+      K3_TRY_ASSIGN(const int64_t read_bytes, bring(wire, [&](int64_t count) -> Result<std::byte*> {
+        if (unpacked_.size_bytes() < count) {
+          K3_TRY(synchronize(stream_.get()));  // what is in use goes
+          K3_TRY_ASSIGN(unpacked_, Storage::allocate_on(device_, count));
+        }
+        return unpacked_.data();
+      }));
+      const Mover move{host_.data(), read_bytes, unpacked_.data()};
       for (size_t i = 0; i < some.size(); ++i) {
         ops::ExpertWeights& e = some[i];
         if (e.w1.scheme != bank.scheme) {
@@ -149,8 +185,10 @@ class Loader {
   const LoadProgress& progress_;
   int64_t total_;
   std::atomic<int64_t> done_{0};
-  StreamHandle stream_;
-  Storage staging_, unpacked_;
+  StreamHandle stream_, small_stream_;  // copies of memory that is not pinned wait for their stream, which is better empty
+  double place_seconds_ = 0, wire_seconds_ = 0, feed_seconds_ = 0, small_seconds_ = 0;
+  std::optional<PinnedFeeder> feeder_;
+  Storage host_, unpacked_;
   WeightSet set_;
 };
 

@@ -42,6 +42,9 @@ class SequencePool {
   Status save(int32_t sequence, const std::function<Status(std::span<const std::byte>)>& write) const;
   Status restore(int32_t sequence, int64_t tokens, const std::function<Status(std::span<std::byte>)>& read);
 
+  // Every sequence as if it held so many tokens: random numbers of a usual size in its caches. For benches.
+  Status pretend(int64_t tokens, uint64_t seed);
+
   // Views of the given sequences, in this order, for a Batch. Valid until the next call.
   std::span<const LayerCache> views(std::span<const int32_t> sequences);
 

@@ -8,6 +8,7 @@
 // Source:   model.md 3.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <vector>
@@ -60,6 +61,15 @@ class Stepper {
   const Model& model() const { return *model_; }
   ops::Ctx& ctx() { return ctx_; }
 
+  // On a GPU: seconds from the copy of a step's arrays to its last kernel, without the fetch of logits; of the last run() since
+  // time_steps(). Without it steps carry no events.
+  Status time_steps();
+  Result<double> last_seconds() const;
+  // A piece of a step: median seconds of `part` over the arrays and caches of `batch`, replayed from a graph. It runs `repeats` + 2
+  // times, writing what it writes; with 0 repeats once, and answers 0.
+  using Part = std::function<Status(const ops::Ctx& ctx, const Batch& batch)>;
+  Result<double> time_part(const Batch& batch, const Part& part, int64_t repeats);
+
  private:
   // What a step on a GPU needs besides.
   struct Gpu {
@@ -70,6 +80,7 @@ class Stepper {
     Storage logits, host_logits;  // as many rows as a step ever had; the host's are pinned
     // Steps of one token a sequence, by number of sequences: captured when they come a second time.
     std::map<int64_t, GraphHandle> graphs;
+    EventHandle begun, computed;  // after time_steps()
   };
 
   explicit Stepper(const Model& model);

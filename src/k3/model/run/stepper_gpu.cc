@@ -85,12 +85,14 @@ Result<Tensor> Stepper::run_on_gpu(const Batch& batch) {
   }
   const Tensor host(gpu.host_logits.data(), DType::f32, {rows, vocab});
   if (batch.tokens.empty()) return host;
+  if (gpu.begun) K3_TRY(record(gpu.begun, gpu.stream.get()));
   K3_TRY(gpu.buffers.stage(batch, gpu.stream.get()));
   Batch staged = batch;
   staged.caches = gpu.buffers.caches();
   ctx_.step = &gpu.buffers.step();
   K3_TRY(compute_on_gpu(staged, Tensor(gpu.logits.data(), DType::f32, {rows, vocab})));
   K3_TRY(ops::cuda::take_error(gpu.ops.get()));
+  if (gpu.computed) K3_TRY(record(gpu.computed, gpu.stream.get()));
   K3_TRY(copy_async(gpu.host_logits.data(), gpu.logits.data(), bytes, gpu.stream.get()));
   K3_TRY(synchronize(gpu.stream.get()));
   return host;

@@ -9,6 +9,7 @@
 // Source:   that of the op; tolerances in the headers of the kernels (ops/<op>/cuda).
 #pragma once
 
+#include <functional>
 #include <span>
 
 #include "k3/ops/ctx.h"
@@ -33,6 +34,8 @@ OpState* new_op_state();
 void delete_op_state(OpState* state);
 Status take_error(OpState* state);
 bool tracing(const OpState* state);  // each op is waited for: nothing can be captured
+// Calls `watch` with the ids [T, topk] (device memory, queued on the stream) of every router from now on; empty: no more.
+void watch_routes(OpState* state, std::function<void(const Tensor& ids)> watch);
 // Chooses the library's algorithm for a product of up to `tokens` rows by measuring; done before steps, never in one.
 Status prepare_product(OpState* state, const Weight& w, DType out, int64_t tokens, Stream stream);
 using OpStateHandle = DeviceHandle<OpState*, delete_op_state>;

@@ -1,6 +1,7 @@
 // Without CUDA: there is no device, and everything that needs one says so.
 #include "k3/ops/cuda/dispatch.h"
 #include "k3/ops/cuda/launch.h"
+#include "k3/ops/cuda/roofline_gpu.h"
 
 namespace k3::ops::cuda {
 
@@ -18,10 +19,14 @@ namespace {
 [[noreturn]] void never() { check_failed(__FILE__, __LINE__, "no CUDA", "an op on a GPU in a program built without CUDA"); }
 }  // namespace
 
+Ceilings measure_ceilings(Stream) { return {}; }
+CudaStatus fill_normal_bf16(void*, int64_t, uint64_t, float, Stream) { never(); }
+CudaStatus fill_random_bytes(void*, int64_t, uint64_t, uint8_t, int, Stream) { never(); }
 OpState* new_op_state() { never(); }
 void delete_op_state(OpState*) {}
 Status take_error(OpState*) { never(); }
 bool tracing(const OpState*) { never(); }
+void watch_routes(OpState*, std::function<void(const Tensor&)>) { never(); }
 Status prepare_product(OpState*, const Weight&, DType, int64_t, Stream) { never(); }
 ExpertBankBytes expert_bank_bytes(const ops::ExpertBank&) { never(); }
 Status pack_expert(const ops::ExpertBank&, int64_t, const Weight&, const Weight&, const Weight&, Stream) { never(); }

@@ -39,6 +39,7 @@ void OpState::trace(const char* what) {
 }
 
 bool tracing(const OpState* state) { return state->tracing(); }
+void watch_routes(OpState* state, std::function<void(const Tensor&)> watch) { state->on_routes = std::move(watch); }
 OpState* new_op_state() { return new OpState; }
 void delete_op_state(OpState* state) { delete state; }
 Status take_error(OpState* state) { return state->take_error(); }

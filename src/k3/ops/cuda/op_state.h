@@ -7,6 +7,7 @@
 // Source:   none.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -30,7 +31,7 @@ class OpState {
     }
   }
   // K3_TRACE=gpu: every op is waited for and named on stderr, so that one that hangs or faults is known. No graphs then.
-  bool tracing() const { return trace_; }
+  bool tracing() const { return trace_ || on_routes != nullptr; }
   Status take_error() {
     const CudaStatus status = std::exchange(first_, {});
     return to_status(status, what_);
@@ -38,6 +39,9 @@ class OpState {
   // Device memory that is zero at first and that its users leave as they want to find it. Grows, never while a graph is captured:
   // a step runs before it is.
   Result<void*> zeroed(int64_t bytes);
+  // Who wants to see what each router chooses (ids [T, topk] on the device, once the kernel has run); no graphs then.
+  std::function<void(const Tensor& ids)> on_routes;
+
   GemmPlans* plans() { return plans_ ? &*plans_ : nullptr; }
   const std::string& without_plans() const { return without_plans_; }  // why there are none
 

@@ -96,4 +96,8 @@ CudaStatus fill_normal_bf16(void* out, int64_t count, uint64_t seed, float scale
   return {fill_normal_bf16_launch(out, count, seed, scale, stream)};
 }
 
+CudaStatus fill_random_bytes(void* out, int64_t count, uint64_t seed, uint8_t first, int values, Stream stream) {
+  return {fill_random_bytes_launch(out, count, seed, first, values, stream)};
+}
+
 }  // namespace k3::ops::cuda

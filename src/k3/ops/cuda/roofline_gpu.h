@@ -18,5 +18,7 @@ Ceilings measure_ceilings(Stream stream);
 
 // count BF16 values ~ N(0, scale) on the device, from a counter; for benches and random models.
 CudaStatus fill_normal_bf16(void* out, int64_t count, uint64_t seed, float scale, Stream stream);
+// count bytes, uniform in first .. first + values - 1; out aligned to 8.
+CudaStatus fill_random_bytes(void* out, int64_t count, uint64_t seed, uint8_t first, int values, Stream stream);
 
 }  // namespace k3::ops::cuda

@@ -24,6 +24,7 @@ void router(const Ctx& ctx, const Tensor& logits, const Tensor& bias, const ops:
   r.ids = static_cast<int32_t*>(ids.data);
   r.weights = weights.f32();
   ctx.gpu->note(router_cuda(r, ctx.stream), "router");
+  if (ctx.gpu->on_routes) ctx.gpu->on_routes(ids);
 }
 
 namespace {
