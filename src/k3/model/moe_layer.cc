@@ -1,6 +1,3 @@
-#include <algorithm>
-#include <vector>
-
 #include "k3/model/layers.h"
 #include "k3/ops/elementwise/elementwise.h"
 #include "k3/ops/gemm/linear.h"
@@ -11,30 +8,9 @@
 namespace k3 {
 namespace {
 
-// The chosen ones among a rank's experts; what other ranks' would give is left out of the sum.
-void local_experts(const ops::Ctx& ctx, const Config& config, const MoeWeights& w, const Tensor& z, const Tensor& ids,
-                   const Tensor& weights, const ops::Glu& activation, const Tensor& out) {
-  const Workspace::Scope scope(*ctx.workspace);
-  const Tensor slot_out = ctx.workspace->tensor({ids.size(), z.dim(1)});
-  std::fill_n(slot_out.f32(), slot_out.size(), 0.0F);
-  const auto* chosen = static_cast<const int32_t*>(ids.data);
-  std::vector<int32_t> subset(chosen, chosen + ids.size());
-  std::sort(subset.begin(), subset.end());
-  subset.erase(std::unique(subset.begin(), subset.end()), subset.end());
-  std::erase_if(subset, [&](int32_t e) {
-    return e < config.first_local_expert || e >= config.first_local_expert + config.local_expert_count();
-  });
-  ops::moe_slots(ctx, z, ids, subset, w.experts, activation, slot_out);
-  ops::moe_combine(ctx, slot_out, weights, out);
-}
-
 // out[t] = sum_j weights[t, j] * expert(z_t); experts that are not in memory come through the stream, in groups.
-Status routed_experts(const ops::Ctx& ctx, const Config& config, const MoeWeights& w, WeightStream* stream, const Tensor& z, const Tensor& ids,
+Status routed_experts(const ops::Ctx& ctx, const MoeWeights& w, WeightStream* stream, const Tensor& z, const Tensor& ids,
                       const Tensor& weights, const ops::Glu& activation, const Tensor& out) {
-  if (!ctx.device.is_cuda() && config.local_expert_count() != config.num_experts) {
-    local_experts(ctx, config, w, z, ids, weights, activation, out);
-    return {};
-  }
   if (stream == nullptr) {
     ops::moe(ctx, z, ids, weights, w.experts, activation, out, w.bank);
     return {};
@@ -110,7 +86,7 @@ Status moe_layer(const ops::Ctx& ctx, const Config& config, const MoeWeights& w,
   }
 
   const Tensor routed = w.down ? ctx.workspace->tensor({tokens, w.down.rows}, ctx.activation()) : out;
-  K3_TRY(routed_experts(ctx, config, w, stream, z, ids, weights, activation, routed));
+  K3_TRY(routed_experts(ctx, w, stream, z, ids, weights, activation, routed));
   if (w.down) {
     // Latent experts: the norm acts once on the weighted sum, before the up projection.
     if (w.latent_norm) ops::rms_norm(ctx, routed, w.latent_norm, static_cast<float>(config.rms_norm_eps), routed);

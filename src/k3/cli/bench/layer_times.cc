@@ -128,7 +128,7 @@ class LayerTimer {
       RouteCounter counter(runner_.ctx(), config_);
       K3_TRY_ASSIGN([[maybe_unused]] const double none, time(part, 0));
       K3_TRY(counter.end_step());
-      experts = counter.mean();
+      K3_TRY_ASSIGN(experts, counter.mean());
     }
     const double routed = component_bytes(summary_, Component::routed_experts), here = static_cast<double>(config_.local_expert_count());
     double bytes = routed * experts / here;

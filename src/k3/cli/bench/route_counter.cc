@@ -25,6 +25,11 @@ Status RouteCounter::end_step() {
   return {};
 }
 
+Result<double> RouteCounter::mean() const {
+  if (layers_ == 0) return fail(Code::internal, "no router told what it chose: the floors of experts would be wrong");
+  return static_cast<double>(chosen_) / static_cast<double>(layers_);
+}
+
 int64_t distinct_ids(const std::vector<int32_t>& ids, int64_t first, int64_t count) {
   std::vector<bool> seen(static_cast<size_t>(count), false);
   int64_t found = 0;

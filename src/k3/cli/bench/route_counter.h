@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "k3/base/result.h"
 #include "k3/format/config.h"
 #include "k3/ops/ctx.h"
 
@@ -17,7 +18,8 @@ class RouteCounter {
   RouteCounter& operator=(const RouteCounter&) = delete;
 
   Status end_step();  // after the step has run
-  double mean() const { return layers_ == 0 ? 0 : static_cast<double>(chosen_) / static_cast<double>(layers_); }
+  // Over layers and steps; internal when no router was seen.
+  Result<double> mean() const;
 
  private:
   const ops::Ctx& ctx_;

@@ -94,7 +94,7 @@ TEST_P(RandomOnGpu, DeviationIsTheConfigs) {
 TEST_P(RandomOnGpu, WhatDoesNotFitIsRefusedWithTheArithmetic) {
   Config config = small(GetParam());
   config.num_experts = 512;
-  config.moe_intermediate_size = 1 << 17;
+  config.moe_intermediate_size = 1 << 19;
   const Result<Model> model = Model::random(config, 0, Device{0}, pool_);
   ASSERT_FALSE(model.ok());
   EXPECT_EQ(model.error().code, Code::exhausted);

@@ -1,6 +1,7 @@
 #include "k3/ops/moe/moe.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "k3/base/check.h"
 #include "k3/ops/cuda/dispatch.h"
@@ -372,6 +373,31 @@ int64_t hidden_of(std::span<const ExpertWeights> experts, int32_t expert) {
   return hidden;
 }
 
+// The chosen experts that are here, in no order; `all` is false when others were chosen, too: those of other ranks.
+struct Present {
+  std::span<const int32_t> experts;
+  bool all = true;
+};
+Present present_of(Workspace& workspace, const Tensor& ids, std::span<const ExpertWeights> experts) {
+  Present present;
+  auto* seen = static_cast<uint8_t*>(workspace.bytes(static_cast<int64_t>(experts.size())));
+  auto* list = static_cast<int32_t*>(workspace.bytes(static_cast<int64_t>(experts.size()) * 4));
+  std::fill_n(seen, experts.size(), uint8_t{0});
+  size_t count = 0;
+  for (int64_t slot = 0; slot < ids.size(); ++slot) {
+    const int32_t e = static_cast<const int32_t*>(ids.data)[slot / ids.dim(1) * ids.stride(0) + slot % ids.dim(1)];
+    K3_CHECK(e >= 0 && static_cast<size_t>(e) < experts.size(), "moe: expert {} of {}", e, experts.size());
+    if (std::exchange(seen[e], uint8_t{1}) != 0) continue;
+    if (experts[static_cast<size_t>(e)].w1) {
+      list[count++] = e;
+    } else {
+      present.all = false;
+    }
+  }
+  present.experts = {list, count};
+  return present;
+}
+
 }  // namespace
 
 void moe(const Ctx& ctx, const Tensor& z, const Tensor& ids, const Tensor& weights, std::span<const ExpertWeights> experts,
@@ -383,6 +409,15 @@ void moe(const Ctx& ctx, const Tensor& z, const Tensor& ids, const Tensor& weigh
   K3_CHECK(weights.rank == 2 && ids.dims == weights.dims && weights.dtype == DType::f32, "moe: ids {}, weights {}",
            ids.shape_text(), weights.shape_text());
   if (z.dim(0) == 0) return;
+  {
+    const Workspace::Scope scope(*ctx.workspace);
+    if (const Present present = present_of(*ctx.workspace, ids, experts); !present.all) {
+      const Tensor slot_out = ctx.workspace->tensor({ids.size(), z.dim(1)});
+      std::fill_n(slot_out.f32(), slot_out.size(), 0.0F);
+      moe_slots(ctx, z, ids, present.experts, experts, activation, slot_out);
+      return moe_combine(ctx, slot_out, weights, out);
+    }
+  }
   run(ctx, z, ids, {}, hidden_of(experts, *static_cast<const int32_t*>(ids.data)), experts, activation, weights, out, {});
 }
 

@@ -1,6 +1,6 @@
 // Purpose:  routed experts: out[t] = sum_j weights[t, j] * w2_e glu(w1_e z_t, w3_e z_t), e = ids[t, j].
 // Shapes:   z [T, R] f32; ids [T, topk] i32; weights [T, topk] f32; per expert w1, w3 [F, R], w2 [R, F] in any
-//           scheme (mxfp4 or unpacked); out [T, R] f32.
+//           scheme (mxfp4 or unpacked); out [T, R] f32. An expert without weights is another rank's: it is left out.
 // Units:    none.
 // Memory:   out is overwritten; scratch from the workspace. Only chosen experts are read; tokens are grouped by
 //           expert, so an expert's weights are read once per group of tokens that fits the scratch (about 1,300 of K3).

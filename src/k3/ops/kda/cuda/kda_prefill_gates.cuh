@@ -12,7 +12,9 @@
 
 namespace k3::ops::cuda {
 
-constexpr float kLog2E = 1.4426950408889634F, kFactorReach = -96;
+constexpr float kLog2E = 1.4426950408889634F;
+constexpr float kFactorReach =
+    -96;  // log2 of a chunk's decay: 2^96 |k| and 2^-96 |k| are normal BF16 for |k| of 2^-30 to 2^31
 
 // Of FP16 decays, in log2. Bounded: FP16 keeps 11 bits of them down to 2^-24. Unbounded: down to 2^-22, 2^-33 below.
 template <bool kBounded>

@@ -94,13 +94,13 @@ const BenchRegistration registration("kda_prefill", [](Bench& bench) {
   prefill_case(bench, 12, {32768}, Inputs::normal, {8, 3, "FlashKDA 3.282 ms, FLA 2.226"});
   prefill_case(bench, 12, packed, Inputs::normal, {6, 3, "FlashKDA 1.643 ms"});
   for (const Inputs inputs : {Inputs::normal, Inputs::unbounded, Inputs::trained, Inputs::deep})
-    prefill_case(bench, 32, {8192}, inputs, {4, 2, "Kimi-Linear"});
+    prefill_case(bench, 32, {8192}, inputs, {0, 0, "Kimi-Linear"});
   prefill_case(bench, 32, {1024}, Inputs::unbounded, {0, 0, "Kimi-Linear"});
   prefill_case(bench, 96, {1024}, Inputs::normal, {6.4, 4, "FlashKDA 0.207 ms, FLA 0.395"});
   prefill_case(bench, 96, {8192}, Inputs::normal, {4, 2, "FlashKDA 1.401 ms, FLA 2.685"});
   prefill_case(bench, 96, {8192}, Inputs::keep, {4, 2, "FlashKDA 1.401 ms, FLA 2.685"});
   for (const Inputs inputs : {Inputs::unbounded, Inputs::trained, Inputs::deep})
-    prefill_case(bench, 96, {8192}, inputs, {4, 2, ""});
+    prefill_case(bench, 96, {8192}, inputs, {4, 2, "no bound"});
   prefill_case(bench, 96, {32768}, Inputs::normal, {4, 2, "FlashKDA 5.484 ms, FLA 10.78"});
   prefill_case(bench, 96, packed, Inputs::normal, {4, 2, "FlashKDA 5.432 ms, FLA 10.73"});
   prefill_case(bench, 12, {131072}, Inputs::normal, {8, 3, "FlashKDA 13.09 ms"});

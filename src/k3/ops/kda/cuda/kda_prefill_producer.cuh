@@ -59,8 +59,9 @@ __device__ __forceinline__ void open_square(uint32_t lane_row, int j, const Gate
 
 // false: these channels' decays are too large for factors, nothing was done (the same answer in all lanes).
 template <bool kMaps, bool kBounded>
-__device__ __forceinline__ bool close_square(uint32_t lane_row, uint32_t buffer, int j, const GateConstants<kBounded>& c,
-                                             const Square& s, Products& sum) {
+[[nodiscard]] __device__ __forceinline__ bool close_square(uint32_t lane_row, uint32_t buffer, int j,
+                                                           const GateConstants<kBounded>& c, const Square& s,
+                                                           Products& sum) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const uint32_t zq = square_at(lane_row, j, kStepZQ);
   float g[2][4] = {}, grow[2][4], shrink[2][4], whole[4];  // g: decay since the chunk's begin, log2
