@@ -50,6 +50,11 @@ if(K3_HAVE_CUDA)
   endforeach()
 endif()
 
+if(TARGET k3 AND K3_HAVE_CUDA AND EXISTS ${CMAKE_SOURCE_DIR}/models/k3-mini)
+  add_test(NAME serve_gpu COMMAND ${K3_PYTHON} ${CMAKE_SOURCE_DIR}/tests/gpu/serve_gpu_test.py $<TARGET_FILE:k3> ${CMAKE_SOURCE_DIR}/models/k3-mini --small)
+  set_tests_properties(serve_gpu PROPERTIES LABELS gpu TIMEOUT 300 SKIP_RETURN_CODE 77)
+endif()
+
 if(TARGET k3)
   foreach(_label golden e2e fault load slow)
     file(GLOB _tests CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/tests/${_label}/*_test.cc)
