@@ -17,7 +17,8 @@ namespace {
 constexpr double kNormRatio = 3e-2;  // kernels.md 9: BF16 from one order of sums to another
 constexpr float kGap = 0.25F;        // between the two best, from which the choice must be the same
 
-// K3's kinds of layers, MXFP4 experts of which every token takes all (so that rounding cannot change the choice), two KDA groups.
+// K3's kinds of layers and its initial weights (with wider ones BF16 alone moves rows by more than the bound), MXFP4 experts of which every
+// token takes all (so that rounding cannot change the choice), two KDA groups.
 constexpr const char* kConfig = R"json({"model_type":"kimi_linear","dtype":"bfloat16","hidden_size":256,
 "num_hidden_layers":6,"vocab_size":1024,"rms_norm_eps":1e-05,"hidden_act":"situ","num_attention_heads":4,"num_key_value_heads":4,
 "q_lora_rank":96,"kv_lora_rank":512,"qk_nope_head_dim":128,"qk_rope_head_dim":64,"v_head_dim":128,"mla_use_nope":true,"num_experts":4,
@@ -27,7 +28,7 @@ constexpr const char* kConfig = R"json({"model_type":"kimi_linear","dtype":"bflo
 "tie_word_embeddings":false,"linear_attn_config":{"num_heads":4,"head_dim":128,"short_conv_kernel_size":4,
 "full_attn_layers":[3,6],"kda_layers":[1,2,4,5],"gate_lower_bound":-5.0,"use_full_rank_gate":true},
 "activation_situ_beta":4.0,"activation_situ_linear_beta":25.0,"mla_use_output_gate":true,"routed_expert_hidden_size":128,
-"latent_moe_use_norm":true,"attn_res_block_size":3,"max_position_embeddings":65536,"initializer_range":0.06,
+"latent_moe_use_norm":true,"attn_res_block_size":3,"max_position_embeddings":65536,"initializer_range":0.02,
 "topk_method":"noaux_tc","quantization_config":{"quant_method":"compressed-tensors","format":"mxfp4-pack-quantized",
 "config_groups":{"group_0":{"format":"mxfp4-pack-quantized","targets":["Linear"],"input_activations":null,"output_activations":null,
 "weights":{"num_bits":4,"type":"float","group_size":32,"strategy":"group","symmetric":true,"dynamic":false,"scale_dtype":"torch.uint8"}}},
@@ -213,7 +214,10 @@ class EngineOnGpu : public testing::TestWithParam<int64_t> {
 TEST_P(EngineOnGpu, WholeChunkedBatchedAndHitPromptsAgree) {
   const std::vector<int32_t> prompt = ids(315, 1);
   for (const int64_t step : {512, 70, 9}) {
-    GpuEngine e(GetParam(), 60, [&](GpuEngine& g) { g.options.step_tokens = step; });
+    GpuEngine e(GetParam(), 60, [&](GpuEngine& g) {
+      g.options.step_tokens = step;
+      g.options.keep_idle = step == 70;
+    });
     const Outcome first = e.answer(request(prompt, 10));  // past an endpoint, whose state is copied
     EXPECT_FALSE(first.summary->error.has_value());
     const Outcome hit = e.answer(request(joined(prompt, ids(30, 2)), 6));
@@ -221,6 +225,7 @@ TEST_P(EngineOnGpu, WholeChunkedBatchedAndHitPromptsAgree) {
     std::vector<int32_t> history = joined(joined(prompt, first.ids[0]), ids(40, 3));
     const Outcome resumed = e.answer(request(history, 6));
     EXPECT_GE(resumed.admitted->cached_tokens, 320);
+    EXPECT_EQ(resumed.admitted->resumed_idle, step == 70);
     // Four at once, one of them long.
     std::vector<Outcome> outs(4);
     for (size_t i = 0; i < outs.size(); ++i) {
@@ -231,7 +236,9 @@ TEST_P(EngineOnGpu, WholeChunkedBatchedAndHitPromptsAgree) {
     e.run();
     for (const Outcome& out : outs) EXPECT_FALSE(out.summary->error.has_value());
     expect_rows(*e.recorder, fmt::format("steps of {}", step));
-    EXPECT_GT(e.cache->stats().hit_tokens, 800);
+    if (step != 70) {
+      EXPECT_GT(e.cache->stats().hit_tokens, 800);
+    }
   }
 }
 

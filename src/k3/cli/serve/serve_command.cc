@@ -25,6 +25,9 @@ namespace {
 std::atomic<int> g_signals{0};
 void on_signal(int) { ++g_signals; }
 
+// A chunk of a prompt on a GPU: experts are read from memory once a step, whatever its tokens.
+constexpr int64_t kGpuStepTokens = 2048;
+
 void sleep_ms(int ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
 
 Result<int64_t> bytes_or(const std::string& text, int64_t otherwise) {
@@ -51,7 +54,7 @@ Result<EngineOptions> engine_options(const ServeOptions& o, const RunnerOptions&
   e.deterministic = run.deterministic;
   e.int8_activations = run.int8_activations;
   e.ctx_tokens = run.ctx_tokens;
-  e.step_tokens = o.compute.chunk_tokens;
+  e.step_tokens = o.compute.device == "cpu" ? o.compute.chunk_tokens : kGpuStepTokens;
   e.schedule = o.schedule == "slo" ? SchedulePolicy::slo : SchedulePolicy::fcfs;
   e.max_running = o.max_running;
   e.max_queued = o.max_queued;
