@@ -51,7 +51,7 @@ if(K3_HAVE_CUDA)
 endif()
 
 if(TARGET k3 AND K3_HAVE_CUDA AND EXISTS ${CMAKE_SOURCE_DIR}/models/k3-mini)
-  add_test(NAME serve_gpu COMMAND ${K3_PYTHON} ${CMAKE_SOURCE_DIR}/tests/gpu/serve_gpu_test.py $<TARGET_FILE:k3> ${CMAKE_SOURCE_DIR}/models/k3-mini --small)
+  add_test(NAME serve_gpu COMMAND ${K3_PYTHON} ${CMAKE_SOURCE_DIR}/tests/gpu/serve_gpu_test.py $<TARGET_FILE:k3> ${CMAKE_SOURCE_DIR}/models/k3-mini)
   set_tests_properties(serve_gpu PROPERTIES LABELS gpu TIMEOUT 300 SKIP_RETURN_CODE 77)
 endif()
 

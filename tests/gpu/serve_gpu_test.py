@@ -1,7 +1,7 @@
 """k3 serve --device cuda as a process: answers, prefix hits, slots, tiers, refusals, load; with --device cpu the same on any machine.
 
-usage: serve_gpu_test.py PROGRAM BASE_FOLDER [--device cpu] [--small] [--load]
-BASE_FOLDER holds config.json and tokenizer of models/k3-mini; the model is random. --load: throughput by `k3 loadgen`.
+usage: serve_gpu_test.py PROGRAM BASE_FOLDER [--device cpu] [--load]
+BASE_FOLDER holds config.json and tokenizer of models/k3-mini; models are random. --load: throughput of a larger one by `k3 loadgen`.
 Exit code 77: no GPU."""
 import json
 import os
@@ -19,21 +19,22 @@ from serve_process import ServeProcess  # noqa: E402
 GAP = 0.25  # between the two best, from which two ways to compute must choose the same
 
 
-def make_model(program, base, folder, small):
+def make_model(program, base, folder, large):
     """A random model with K3's kinds of layers and the head sizes of the GPU kernels."""
     config = json.loads((pathlib.Path(base) / "config.json").read_text())
     text = config["text_config"]
-    text["initializer_range"] = 0.05  # choices that are clearer than rounding
-    if not small:
+    if large:
         text.update(hidden_size=2048, num_hidden_layers=16, num_attention_heads=16, num_key_value_heads=16, q_lora_rank=768, intermediate_size=4096,
                     num_experts=64, num_experts_per_token=8, moe_intermediate_size=512, routed_expert_hidden_size=1024, attn_res_block_size=4)
         text["linear_attn_config"].update(num_heads=16, full_attn_layers=[4, 8, 12, 16],
                                           kda_layers=[i for i in range(1, 17) if i % 4])
+    else:  # choices that are clearer than rounding, and all experts for every token: rounding must not send one to others
+        text.update(initializer_range=0.05, num_experts=4, num_experts_per_token=4)
     source = tempfile.mkdtemp(prefix="k3-base-")
     for name in ("chat_format.json", "generation_config.json", "tiktoken.model", "tokenizer_config.json"):
         shutil.copy(pathlib.Path(base) / name, source)
     (pathlib.Path(source) / "config.json").write_text(json.dumps(config))
-    subprocess.run([program, "init", source, folder], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([program, "init", source, folder], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     shutil.rmtree(source)
 
 
@@ -126,7 +127,8 @@ def check_metrics(server):
     values = server.metrics()
     shown = {name: value for name, value in values.items() if any(word in name for word in ("hit", "preempt", "failed", "host", "fetched"))}
     print("  metrics:", {name: value for name, value in sorted(shown.items()) if value})
-    assert values.get("k3:nonfinite_total", 0) == 0
+    assert values["k3:nonfinite_total"] == 0
+    return values
 
 
 def check_refusals(program, model, device):
@@ -170,32 +172,32 @@ def main():
         sys.exit(77)
     work = tempfile.mkdtemp(prefix="k3-serve-gpu-")
     try:
-        model = os.path.join(work, "model")
-        make_model(program, base, model, "--small" in sys.argv)
         slots = os.path.join(work, "slots")
         os.mkdir(slots)
-        options = ["--device", device, "--slot-save-path", slots, "-q"]
-        if "--load" in sys.argv:
-            alone(program, model, device)
-        begin = time.time()
-        server = ServeProcess(program, model, *options)
-        print(f"started in {time.time() - begin:.1f} s\n" + server.text())
-        check_answers(server)
-        check_slots(server)
-        check_many(server)
-        check_metrics(server)
-        if "--load" in sys.argv:
-            load(program, server)
-        assert server.stop() == 0
-        # A pool that is too small for all at once, with host memory behind it.
-        begin = time.time()
-        server = ServeProcess(program, model, *options, "--pool-bytes", "400MiB" if "--small" not in sys.argv else "40MiB", "--host-bytes", "2GiB", "--ctx", "4096")
-        print(f"small pool: started in {time.time() - begin:.1f} s\n" + server.text())
-        check_answers(server)
-        check_many(server)
-        check_metrics(server)
-        assert server.stop() == 0
+        options = ["--device", device, "--slot-save-path", slots, "--name", "model", "-q"]
+        model = os.path.join(work, "small")
+        make_model(program, base, model, large=False)
+        # All of the GPU; then a pool that is too small for all at once, with host memory behind it.
+        for more in ([], ["--pool-bytes", "40MiB", "--host-bytes", "2GiB", "--ctx", "4096", "--no-keep-idle"]):
+            begin = time.time()
+            server = ServeProcess(program, model, *options, *more)
+            print(f"{' '.join(more)} started in {time.time() - begin:.1f} s\n" + server.text())
+            check_answers(server)
+            if not more:
+                check_slots(server)
+            check_many(server)
+            values = check_metrics(server)
+            assert not more or values['k3:tier_hits_total{tier="host"}'] > 0
+            assert server.stop() == 0
         check_refusals(program, model, device)
+        if "--load" in sys.argv:
+            model = os.path.join(work, "large")
+            make_model(program, base, model, large=True)
+            alone(program, model, device)
+            server = ServeProcess(program, model, *options)
+            print(server.text())
+            load(program, server)
+            assert server.stop() == 0
     finally:
         shutil.rmtree(work)
     print("all good")

@@ -20,7 +20,6 @@ Status CudaQueue::follow(Stream stream) {
 
 Result<std::byte*> CudaQueue::allocate(int64_t bytes) {
   K3_TRY_ASSIGN(Storage storage, Storage::allocate_on(device_, bytes));
-  K3_TRY(synchronize(nullptr));  // it is zeroed on the default stream, which others do not wait for
   memory_.push_back(std::move(storage));
   return memory_.back().data();
 }

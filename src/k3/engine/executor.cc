@@ -65,7 +65,6 @@ Status ModelExecutor::rehearse() {
                 format_bytes(expanded), format_bytes(memory.free_bytes), format_bytes(memory.total_bytes), device_name(model_.device()));
   }
   K3_TRY_ASSIGN(const Storage pages, Storage::allocate_on(model_.device(), (1 + shape_.groups()) * shape_.page_bytes));
-  K3_TRY(synchronize(nullptr));
   runner_.set_pool(pages.data());
   const std::vector<int32_t> table(static_cast<size_t>(shape_.pages_for(ctx)), 0);
   std::vector<int32_t> states, ids(static_cast<size_t>(std::min(limits_.step_tokens, ctx)), 0);
