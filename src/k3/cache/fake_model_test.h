@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "k3/cache/block_key.h"
+#include "k3/cache/fake_device_test.h"
 #include "k3/cache/hybrid_cache.h"
 
 namespace k3::cache::testing {
@@ -21,12 +22,31 @@ inline CacheShape tiny_shape() {
   return *make_shape({.mla_layers = 2, .kda_layers = 3, .state_elements = 150, .conv_elements = 9, .latent_width = 4}, {}, kBlock);
 }
 
+// Where a test's pools lie; tests that are run for both set it.
+enum class Where { host, device };
+inline Where& where() {
+  static Where now = Where::host;
+  return now;
+}
+inline std::shared_ptr<DeviceQueue> make_queue() {
+  if (where() == Where::host) return nullptr;
+  return std::make_shared<FakeDevice>();
+}
+// A suite whose pools lie in host memory, and again on a device.
+class OnBoth : public ::testing::TestWithParam<Where> {
+ protected:
+  void SetUp() override { where() = GetParam(); }
+  void TearDown() override { where() = Where::host; }
+};
+inline std::string where_name(const ::testing::TestParamInfo<Where>& info) { return info.param == Where::host ? "Host" : "Device"; }
+
 inline CacheOptions tiny_options(int64_t pages) {
   CacheOptions options;
   options.shape = tiny_shape();
   options.pool_bytes = pages * options.shape.page_bytes;
   options.poison = true;
   options.identity = "tiny";
+  options.queue = make_queue();
   return options;
 }
 
@@ -102,9 +122,10 @@ class FakeModel {
       return {};
     }
     const auto table = cache_->block_table(run.id);
-    for (int64_t i = cache_->length(run.id); cache_->pool() != nullptr && i < end; ++i) {
+    for (int64_t i = cache_->length(run.id); i < end; ++i) {
       for (int64_t layer = 0; layer < shape_.counts.mla_layers; ++layer) {
-        fill(row(table, i, layer), shape_.latent_row_bytes(), mix(hashes[static_cast<size_t>(i + 1)], static_cast<uint64_t>(layer)));
+        write(table[static_cast<size_t>(i / shape_.page_tokens)], row_offset(i, layer), shape_.latent_row_bytes(),
+              mix(hashes[static_cast<size_t>(i + 1)], static_cast<uint64_t>(layer)));
       }
     }
     write_states(cache_->state_pages(run.id), hashes[static_cast<size_t>(end)]);
@@ -119,9 +140,11 @@ class FakeModel {
     const int64_t length = cache_->length(run.id);
     const auto hashes = prefix_hashes(run.tokens);
     const auto table = cache_->block_table(run.id);
+    const std::byte* page = nullptr;
     for (int64_t i = 0; i < length; ++i) {
+      if (i % shape_.page_tokens == 0) page = read(table[static_cast<size_t>(i / shape_.page_tokens)]);
       for (int64_t layer = 0; layer < shape_.counts.mla_layers; ++layer) {
-        if (!filled(row(table, i, layer), shape_.latent_row_bytes(), mix(hashes[static_cast<size_t>(i + 1)], static_cast<uint64_t>(layer)))) {
+        if (!filled(page + row_offset(i, layer), shape_.latent_row_bytes(), mix(hashes[static_cast<size_t>(i + 1)], static_cast<uint64_t>(layer)))) {
           return fmt::format("latent {} of layer {} of a sequence of {} tokens", i, layer, length);
         }
       }
@@ -129,8 +152,9 @@ class FakeModel {
     const auto states = cache_->state_pages(run.id);
     int64_t layer = 0;
     for (size_t g = 0; g < states.size(); ++g) {
+      page = read(states[g]);
       for (int64_t in_group = 0; in_group < shape_.group_layers[g]; ++in_group, ++layer) {
-        const std::byte* at = page(states[g]) + in_group * shape_.layer_stride;
+        const std::byte* at = page + in_group * shape_.layer_stride;
         const uint64_t seed = length == 0 ? 0 : state_seed(hashes[static_cast<size_t>(length)], layer);
         if (!filled(at, state_bytes(), seed) || !filled(at + shape_.conv_offset, conv_bytes(), length == 0 ? 0 : seed + 1)) {
           return fmt::format("state of layer {} after {} tokens", layer, length);
@@ -144,19 +168,23 @@ class FakeModel {
   static uint64_t state_seed(uint64_t hash, int64_t layer) { return mix(hash, static_cast<uint64_t>(layer) + 1000) | 1; }
   int64_t state_bytes() const { return shape_.counts.state_elements * dtype_bytes(shape_.dtypes.state); }
   int64_t conv_bytes() const { return shape_.counts.conv_elements * dtype_bytes(shape_.dtypes.conv); }
-  std::byte* page(int32_t number) const { return cache_->pool() + number * shape_.page_bytes; }
-  std::byte* row(std::span<const int32_t> table, int64_t token, int64_t layer) const {
-    return page(table[static_cast<size_t>(token / shape_.page_tokens)]) + layer * shape_.latent_layer_bytes() +
-           token % shape_.page_tokens * shape_.latent_row_bytes();
+  const std::byte* read(int32_t page) const { return cache_->memory().read(std::span(&page, 1)).value().front(); }
+  void write(int32_t page, int64_t offset, int64_t bytes, uint64_t seed) {
+    if (cache_->pool() == nullptr) return;
+    std::byte* const image = cache_->memory().open(std::span(&page, 1)).value().front();
+    fill(image + offset, bytes, seed);
+    cache_->memory().store(0, offset, bytes);
+  }
+  int64_t row_offset(int64_t token, int64_t layer) const {
+    return layer * shape_.latent_layer_bytes() + token % shape_.page_tokens * shape_.latent_row_bytes();
   }
   void write_states(std::span<const int32_t> pages, uint64_t hash) {
-    if (cache_->pool() == nullptr) return;
     int64_t layer = 0;
     for (size_t g = 0; g < pages.size(); ++g) {
       for (int64_t in_group = 0; in_group < shape_.group_layers[g]; ++in_group, ++layer) {
-        std::byte* at = page(pages[g]) + in_group * shape_.layer_stride;
-        fill(at, state_bytes(), state_seed(hash, layer));
-        fill(at + shape_.conv_offset, conv_bytes(), state_seed(hash, layer) + 1);
+        const int64_t at = in_group * shape_.layer_stride;
+        write(pages[g], at, state_bytes(), state_seed(hash, layer));
+        write(pages[g], at + shape_.conv_offset, conv_bytes(), state_seed(hash, layer) + 1);
       }
     }
   }

@@ -60,8 +60,13 @@ HybridCache::Impl::Impl(const CacheOptions& options_, PagePool pool_)
 Result<std::unique_ptr<HybridCache>> HybridCache::create(const CacheOptions& options) {
   K3_TRY(check_options(options));
   const int64_t count = options.pool_bytes / options.shape.page_bytes;
-  K3_TRY_ASSIGN(PagePool pool, PagePool::create(options.shape.page_bytes, count, options.backed, options.poison));
-  auto impl = std::make_unique<Impl>(options, std::move(pool));
+  PageMemory memory;
+  if (options.backed && options.queue != nullptr) {
+    K3_TRY_ASSIGN(memory, PageMemory::on_device(options.shape.page_bytes, count, options.queue));
+  } else if (options.backed) {
+    K3_TRY_ASSIGN(memory, PageMemory::on_host(options.shape.page_bytes, count));
+  }
+  auto impl = std::make_unique<Impl>(options, PagePool(std::move(memory), count, options.poison));
   if (options.enabled && options.compare_tokens) {
     K3_TRY_ASSIGN(impl->token_store, Storage::reserve(count * options.shape.page_tokens * static_cast<int64_t>(sizeof(int32_t))));
   }
@@ -74,7 +79,8 @@ HybridCache::HybridCache(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 HybridCache::~HybridCache() = default;
 
 const CacheShape& HybridCache::shape() const { return impl_->shape; }
-std::byte* HybridCache::pool() { return impl_->pool.base(); }
+std::byte* HybridCache::pool() { return impl_->pool.memory().base(); }
+PageMemory& HybridCache::memory() { return impl_->pool.memory(); }
 int64_t HybridCache::page_count() const { return impl_->pool.count(); }
 uint64_t HybridCache::key_seed() const { return impl_->seed; }
 
@@ -131,6 +137,8 @@ void HybridCache::clear_quarantine() {
   for (const int32_t page : impl_->pool.quarantined_pages()) impl_->at(page).use = PageUse::free;
   impl_->pool.clear_quarantine();
 }
+
+void HybridCache::copy_states(std::span<const int32_t> from, std::span<const int32_t> to) { impl_->copy_states(from, to); }
 
 Result<SequenceId> HybridCache::fork(SequenceId sequence) { return impl_->fork(sequence); }
 

@@ -5,10 +5,11 @@
 // Units:    tokens, bytes, pages.
 // Memory:   owns the pool (options.backed; a simulator has none) and all records. Contents of pages are written by the step
 //           (latents, states, exports) and by the copies that this class makes on a hit, a fork and a restore.
+//           On a device (options.queue) those are queued ahead of the next step.
 // Threads:  one thread (the engine's); no locks.
 // Errors:   admit, grow: exhausted when pages cannot be had now (nothing is changed: try again when others have finished);
 //           invalid_argument when they can never be had. A tier that fails or holds damaged entries is a miss and a
-//           counter, never an error of the request.
+//           counter, never an error of the request. device_lost: from admit, fork, save, restore once the device has failed.
 // Source:   serving.md 2-3. Rules:
 //           - A boundary is usable when MLA pages hold every block up to it and every KDA group holds a checkpoint at it;
 //             a match stops one token short of the prompt, so that there is something to compute.
@@ -30,6 +31,7 @@
 
 #include "k3/base/result.h"
 #include "k3/cache/block_key.h"
+#include "k3/cache/page_memory.h"
 #include "k3/cache/shape.h"
 
 namespace k3::cache {
@@ -48,6 +50,7 @@ struct CacheOptions {
   CacheShape shape;
   int64_t pool_bytes = 0;
   bool backed = true;          // false: bookkeeping only (simulator)
+  std::shared_ptr<DeviceQueue> queue;  // the device that holds the pool; null: host memory
   bool enabled = true;         // false: nothing is kept or matched (cache off)
   bool compare_tokens = true;  // keep the token ids of blocks and compare them on a hit (then tokens must be given)
   bool poison = false;         // fill freed pages with NaN (tests)
@@ -117,7 +120,8 @@ class HybridCache {
   ~HybridCache();
 
   const CacheShape& shape() const;
-  std::byte* pool();  // base of page 0; null when not backed
+  std::byte* pool();    // base of page 0 for steps, in the memory of their device; null when not backed
+  PageMemory& memory();  // the bytes of pages for the host
   int64_t page_count() const;
   uint64_t key_seed() const;  // for KeyChain: of the disk folder, so that its keys outlive the process; else drawn at create
 
@@ -152,6 +156,9 @@ class HybridCache {
   // are zeroed and, except those that others share, taken out of use until clear_quarantine().
   void quarantine(SequenceId sequence);
   void clear_quarantine();
+
+  // States from pages to pages, one a group: what a step left in the private pages becomes a checkpoint that was planned for its end.
+  void copy_states(std::span<const int32_t> from, std::span<const int32_t> to);
 
   // A copy that goes on independently: full MLA pages shared, the open page and the states copied. Room that the original
   // has beyond its length is not copied: grow the copy before its first step. No plan may be open.

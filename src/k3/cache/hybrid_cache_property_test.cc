@@ -234,6 +234,11 @@ CheckpointPolicy draw_policy() {
           false};
 }
 
+// One in three pools lies on a device.
+void draw_place(CacheOptions& options) {
+  if (*rc::gen::weightedElement<bool>({{2, false}, {1, true}})) options.queue = std::make_shared<FakeDevice>();
+}
+
 LayerCounts draw_layers() {
   return *rc::gen::element(LayerCounts{2, 3, 150, 9, 4}, LayerCounts{1, 3, 100, 0, 4}, LayerCounts{2, 0, 0, 0, 4},
                            LayerCounts{2, 2, 20, 5, 5}, LayerCounts{0, 2, 20, 5, 0});
@@ -246,6 +251,7 @@ RC_GTEST_PROP(HybridCacheProperty, UnboundedPoolFindsWhatTheNaiveIndexFinds, ())
   options.pool_bytes = 1000 * options.shape.page_bytes;
   options.policy = draw_policy();
   options.backed = *rc::gen::arbitrary<bool>();
+  draw_place(options);
   const auto cache = *HybridCache::create(options);
   NaiveIndex naive(layers.kda_layers > 0);
   const auto program = draw_program(300);
@@ -259,6 +265,7 @@ RC_GTEST_PROP(HybridCacheProperty, SmallPoolHandsOutOnlyWhatIsTrue, ()) {
   options.policy = draw_policy();
   options.policy.chunk_ends = *rc::gen::arbitrary<bool>();
   options.backed = *rc::gen::weightedElement<bool>({{4, true}, {1, false}});
+  draw_place(options);
   const auto cache = *HybridCache::create(options);
   const auto program = draw_program(1000);
   Schedule(*cache, program, nullptr, 0).run();
@@ -278,6 +285,7 @@ RC_GTEST_PROP(HybridCacheProperty, TiersHandOutOnlyWhatIsTrue, ()) {
     options.disk_folder = ::mkdtemp(folder.data());
     options.disk_bytes = *rc::gen::inRange<int64_t>(4, 100) * 4096 * (options.shape.page_bytes / 4096 + 5);
   }
+  draw_place(options);
   // With a disk the second process goes on from the folder of the first.
   for (int process = 0; process < (disk ? 2 : 1); ++process) {
     auto cache = *HybridCache::create(options);

@@ -15,12 +15,15 @@ std::unique_ptr<HybridCache> make(const CacheOptions& options) {
   return *std::move(made);
 }
 
+class HybridCacheOnBoth : public OnBoth {};
+INSTANTIATE_TEST_SUITE_P(Pools, HybridCacheOnBoth, ::testing::Values(Where::host, Where::device), where_name);
+
 void expect_sound(const HybridCache& cache) {
   const Status status = cache.check();
   EXPECT_TRUE(status.ok()) << status.error().message;
 }
 
-TEST(HybridCache, ConversationIsResumedAtTheEndOfTheAnswer) {
+TEST_P(HybridCacheOnBoth, ConversationIsResumedAtTheEndOfTheAnswer) {
   const auto cache = make(tiny_options(64));
   Admission first = serve(*cache, text(100, 1), 30);
   EXPECT_EQ(first.cached_tokens, 0);
@@ -36,7 +39,7 @@ TEST(HybridCache, ConversationIsResumedAtTheEndOfTheAnswer) {
   EXPECT_EQ(edited.cached_tokens, 96);
 }
 
-TEST(HybridCache, AMatchLeavesATokenToCompute) {
+TEST_P(HybridCacheOnBoth, AMatchLeavesATokenToCompute) {
   const auto cache = make(tiny_options(64));
   serve(*cache, text(96, 1));
   const Admission same = serve(*cache, text(96, 1));
@@ -52,7 +55,7 @@ TEST(HybridCache, AMatchLeavesATokenToCompute) {
   EXPECT_EQ(serve(*cache, text(16, 1)).limit, HitLimit::prompt_length);
 }
 
-TEST(HybridCache, PoliciesPlanTheirBoundaries) {
+TEST_P(HybridCacheOnBoth, PoliciesPlanTheirBoundaries) {
   const auto written = [](CheckpointPolicy policy, std::vector<int64_t> steps, std::vector<int64_t> turn_ends) {
     CacheOptions options = tiny_options(64);
     options.policy = policy;
@@ -81,7 +84,7 @@ TEST(HybridCache, PoliciesPlanTheirBoundaries) {
   EXPECT_EQ(written(policy, {100, 120, 200}, {}), (Plans{{96}, {112}, {}}));
 }
 
-TEST(HybridCache, TheCheckpointThatFollowsASequenceIsRecycledUnlessItWasHit) {
+TEST_P(HybridCacheOnBoth, TheCheckpointThatFollowsASequenceIsRecycledUnlessItWasHit) {
   const auto cache = make(tiny_options(64));
   FakeModel model(*cache);
   auto run = model.admit(text(20, 1));
@@ -100,7 +103,7 @@ TEST(HybridCache, TheCheckpointThatFollowsASequenceIsRecycledUnlessItWasHit) {
   expect_sound(*cache);
 }
 
-TEST(HybridCache, WhatTheStepComputesIsMatchedAfterCommit) {
+TEST_P(HybridCacheOnBoth, WhatTheStepComputesIsMatchedAfterCommit) {
   const auto cache = make(tiny_options(64));
   FakeModel model(*cache);
   auto first = model.admit(text(50, 1));
@@ -117,7 +120,7 @@ TEST(HybridCache, WhatTheStepComputesIsMatchedAfterCommit) {
   expect_sound(*cache);
 }
 
-TEST(HybridCache, PartOfAPageIsCopiedAndTheRestDiverges) {
+TEST_P(HybridCacheOnBoth, PartOfAPageIsCopiedAndTheRestDiverges) {
   const auto cache = make(tiny_options(64));
   FakeModel model(*cache);
   auto first = model.admit(text(80, 1));
@@ -140,7 +143,7 @@ TEST(HybridCache, PartOfAPageIsCopiedAndTheRestDiverges) {
   expect_sound(*cache);
 }
 
-TEST(HybridCache, TailsThatLiveOnInOtherPagesAreFreed) {
+TEST_P(HybridCacheOnBoth, TailsThatLiveOnInOtherPagesAreFreed) {
   const auto cache = make(tiny_options(200));
   std::vector<int32_t> history = text(20, 1);
   for (int turn = 0; turn < 20; ++turn) {
@@ -151,7 +154,7 @@ TEST(HybridCache, TailsThatLiveOnInOtherPagesAreFreed) {
   EXPECT_LE(cache->stats().pages_cached_mla, cache->shape().pages_for(static_cast<int64_t>(history.size())));
 }
 
-TEST(HybridCache, PoolExhaustionChangesNothing) {
+TEST_P(HybridCacheOnBoth, PoolExhaustionChangesNothing) {
   const auto cache = make(tiny_options(12));
   FakeModel model(*cache);
   auto first = model.admit(text(200, 1));  // 5 pages and 2 states
@@ -183,7 +186,7 @@ TEST(HybridCache, PoolExhaustionChangesNothing) {
   EXPECT_EQ(serve(*cache, text(470, 1)).cached_tokens, 0);
 }
 
-TEST(HybridCache, EvictionTakesCheckpointsBeforePagesAndTailsBeforeHeads) {
+TEST_P(HybridCacheOnBoth, EvictionTakesCheckpointsBeforePagesAndTailsBeforeHeads) {
   const auto cache = make(tiny_options(16));
   serve(*cache, text(250, 1));  // 6 pages, checkpoint at 240
   serve(*cache, text(250, 2));  // not all of it fits beside
@@ -201,7 +204,7 @@ TEST(HybridCache, EvictionTakesCheckpointsBeforePagesAndTailsBeforeHeads) {
   expect_sound(*cache);
 }
 
-TEST(HybridCache, TheUsefulCheckpointOutlivesTheOnesNobodyReturnsTo) {
+TEST_P(HybridCacheOnBoth, TheUsefulCheckpointOutlivesTheOnesNobodyReturnsTo) {
   const auto cache = make(tiny_options(40));
   const auto system = text(160, 1);
   for (int32_t user = 10; user < 60; ++user) {
@@ -211,7 +214,7 @@ TEST(HybridCache, TheUsefulCheckpointOutlivesTheOnesNobodyReturnsTo) {
   EXPECT_GT(cache->stats().evicted_checkpoints, 10);
 }
 
-TEST(HybridCache, ForkGoesOnAlone) {
+TEST_P(HybridCacheOnBoth, ForkGoesOnAlone) {
   const auto cache = make(tiny_options(64));
   FakeModel model(*cache);
   for (const int64_t length : {5, 48, 70, 96}) {
@@ -237,7 +240,7 @@ TEST(HybridCache, ForkGoesOnAlone) {
   }
 }
 
-TEST(HybridCache, QuarantineTakesTheSequenceAndWhatStandsOnIt) {
+TEST_P(HybridCacheOnBoth, QuarantineTakesTheSequenceAndWhatStandsOnIt) {
   const auto cache = make(tiny_options(64));
   FakeModel model(*cache);
   serve(*cache, text(100, 1));
@@ -251,7 +254,7 @@ TEST(HybridCache, QuarantineTakesTheSequenceAndWhatStandsOnIt) {
   const auto stats = cache->stats();
   EXPECT_EQ(stats.quarantined_pages, 2 + 2);  // 4 pages, the first 2 shared; 2 states
   for (size_t slot = 2; slot < pages.size(); ++slot) {
-    EXPECT_TRUE(filled(cache->pool() + pages[slot] * cache->shape().page_bytes, cache->shape().page_bytes, 0));
+    EXPECT_TRUE(filled(cache->memory().read(std::span(pages).subspan(slot, 1))->front(), cache->shape().page_bytes, 0));
   }
   EXPECT_EQ(serve(*cache, text(120, 1)).cached_tokens, 96);
   EXPECT_EQ(cache->stats().quarantined_pages, 4);
@@ -260,7 +263,7 @@ TEST(HybridCache, QuarantineTakesTheSequenceAndWhatStandsOnIt) {
   expect_sound(*cache);
 }
 
-TEST(HybridCache, QuarantineLeavesTheContentOfOthersButFindsItNoMore) {
+TEST_P(HybridCacheOnBoth, QuarantineLeavesTheContentOfOthersButFindsItNoMore) {
   const auto cache = make(tiny_options(64));
   FakeModel model(*cache);
   auto bad = model.admit(text(100, 1));
@@ -280,7 +283,7 @@ TEST(HybridCache, QuarantineLeavesTheContentOfOthersButFindsItNoMore) {
   EXPECT_EQ(cache->stats().pages_free, 64);
 }
 
-TEST(HybridCache, SaveAndRestoreToTheBit) {
+TEST_P(HybridCacheOnBoth, SaveAndRestoreToTheBit) {
   const auto cache = make(tiny_options(64));
   FakeModel model(*cache);
   for (const int64_t length : {0, 1, 47, 48, 130}) {
@@ -326,7 +329,7 @@ TEST(HybridCache, SaveAndRestoreToTheBit) {
   }
 }
 
-TEST(HybridCache, OffKeepsNothing) {
+TEST_P(HybridCacheOnBoth, OffKeepsNothing) {
   CacheOptions options = tiny_options(10);
   options.enabled = false;
   const auto cache = make(options);
@@ -334,7 +337,7 @@ TEST(HybridCache, OffKeepsNothing) {
   EXPECT_EQ(cache->stats().pages_free, 10);
 }
 
-TEST(HybridCache, ACollisionIsAMiss) {
+TEST_P(HybridCacheOnBoth, ACollisionIsAMiss) {
   const auto cache = make(tiny_options(64));
   serve(*cache, text(100, 1));
   FakeModel model(*cache);
@@ -350,7 +353,7 @@ TEST(HybridCache, ACollisionIsAMiss) {
   expect_sound(*cache);
 }
 
-TEST(HybridCache, OneKindOfLayersOnly) {
+TEST_P(HybridCacheOnBoth, OneKindOfLayersOnly) {
   for (const LayerCounts counts : {LayerCounts{2, 0, 0, 0, 4}, LayerCounts{0, 2, 50, 7, 0}}) {
     CacheOptions options = tiny_options(0);
     options.shape = *make_shape(counts, {}, 16);
@@ -364,7 +367,7 @@ TEST(HybridCache, OneKindOfLayersOnly) {
   }
 }
 
-TEST(HybridCache, RefusesOptionsThatCannotWork) {
+TEST_P(HybridCacheOnBoth, RefusesOptionsThatCannotWork) {
   EXPECT_EQ(HybridCache::create(tiny_options(2)).error().code, Code::invalid_argument);
   CacheOptions options = tiny_options(10);
   options.policy.every_tokens = 20;

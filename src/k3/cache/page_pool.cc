@@ -1,7 +1,5 @@
 #include "k3/cache/page_pool.h"
 
-#include <cstring>
-
 namespace k3::cache {
 
 namespace {
@@ -10,18 +8,12 @@ constexpr int kPoison = 0xFF;
 
 }  // namespace
 
-Result<PagePool> PagePool::create(int64_t page_bytes, int64_t count, bool backed, bool poison) {
-  PagePool pool;
-  pool.page_bytes_ = page_bytes;
-  pool.count_ = count;
-  pool.poison_ = poison && backed;
-  if (backed) {
-    K3_TRY_ASSIGN(pool.storage_, Storage::reserve(page_bytes * count));
-    if (pool.poison_) std::memset(pool.storage_.data(), kPoison, static_cast<size_t>(page_bytes * count));
+PagePool::PagePool(PageMemory memory, int64_t count, bool poison) : memory_(std::move(memory)), count_(count), poison_(poison) {
+  free_.reserve(static_cast<size_t>(count));
+  for (int64_t page = count - 1; page >= 0; --page) {
+    if (poison_) memory_.fill(static_cast<int32_t>(page), kPoison);
+    free_.push_back(static_cast<int32_t>(page));
   }
-  pool.free_.reserve(static_cast<size_t>(count));
-  for (int64_t page = count - 1; page >= 0; --page) pool.free_.push_back(static_cast<int32_t>(page));
-  return pool;
 }
 
 int32_t PagePool::take() {
@@ -32,18 +24,14 @@ int32_t PagePool::take() {
     ++fresh_;
     // Half a page of latents, or the tail that a group's states leave, would be taken by whoever fills more of it much later:
     // a server that grows for hours. (Poisoned pages have been written as a whole.)
-    if (!poison_) zero(page);
+    if (!poison_ && memory_.on_host()) zero(page);
   }
   return page;
 }
 
 void PagePool::give(int32_t page) {
-  if (poison_) std::memset(data(page), kPoison, static_cast<size_t>(page_bytes_));
+  if (poison_) memory_.fill(page, kPoison);
   free_.push_back(page);
-}
-
-void PagePool::zero(int32_t page) {
-  if (backed()) std::memset(data(page), 0, static_cast<size_t>(page_bytes_));
 }
 
 void PagePool::quarantine(int32_t page) {

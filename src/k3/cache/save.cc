@@ -27,30 +27,39 @@ Head head_of(const CacheShape& shape, int64_t tokens) {
           counts.conv_elements * dtype_bytes(shape.dtypes.conv)};
 }
 
-// Calls visit(bytes of the pool) for all that the content of a sequence consists of, in a fixed order.
+// A stretch of a page.
+struct Piece {
+  int64_t offset, bytes;
+};
+
+// Calls visit(page, pieces) for all that the content of a sequence consists of, in a fixed order.
 template <class Visit>
-Status visit_content(const CacheShape& shape, const PagePool& pool, std::span<const int32_t> table,
-                     std::span<const int32_t> states, const Head& head, Visit visit) {
+Status visit_content(const CacheShape& shape, std::span<const int32_t> table, std::span<const int32_t> states, const Head& head,
+                     Visit visit) {
+  std::vector<Piece> pieces;
   for (int64_t first = 0; first < head.tokens; first += shape.page_tokens) {
     const int64_t rows = std::min(shape.page_tokens, head.tokens - first);
-    std::byte* const page = pool.data(table[static_cast<size_t>(first / shape.page_tokens)]);
+    pieces.clear();
     for (int64_t layer = 0; layer < head.mla_layers; ++layer) {
-      K3_TRY(visit(std::span(page + layer * shape.latent_layer_bytes(), static_cast<size_t>(rows * head.latent_row_bytes))));
+      pieces.push_back({layer * shape.latent_layer_bytes(), rows * head.latent_row_bytes});
     }
+    K3_TRY(visit(table[static_cast<size_t>(first / shape.page_tokens)], pieces));
   }
   for (size_t g = 0; g < states.size(); ++g) {
+    pieces.clear();
     for (int64_t layer = 0; layer < shape.group_layers[g]; ++layer) {
-      std::byte* const state = pool.data(states[g]) + layer * shape.layer_stride;
-      K3_TRY(visit(std::span(state, static_cast<size_t>(head.state_bytes))));
-      K3_TRY(visit(std::span(state + shape.conv_offset, static_cast<size_t>(head.conv_bytes))));
+      const int64_t state = layer * shape.layer_stride;
+      pieces.push_back({state, head.state_bytes});
+      pieces.push_back({state + shape.conv_offset, head.conv_bytes});
     }
+    K3_TRY(visit(states[g], pieces));
   }
   return {};
 }
 
 }  // namespace
 
-Status HybridCache::Impl::save(const Sequence& sequence, const std::function<Status(std::span<const std::byte>)>& write) const {
+Status HybridCache::Impl::save(const Sequence& sequence, const std::function<Status(std::span<const std::byte>)>& write) {
   if (!pool.backed()) return fail(Code::unsupported, "a cache without memory has nothing to save");
   Hash64 digest;
   const auto put = [&](std::span<const std::byte> bytes) {
@@ -63,7 +72,13 @@ Status HybridCache::Impl::save(const Sequence& sequence, const std::function<Sta
   K3_TRY(put(std::as_bytes(std::span(&identity_bytes, 1))));
   K3_TRY(put(std::as_bytes(std::span(options.identity))));
   K3_TRY(put(std::as_bytes(std::span(&head, 1))));
-  K3_TRY(visit_content(shape, pool, sequence.table, sequence.states, head, put));
+  PageMemory& memory = pool.memory();
+  const auto save_page = [&](int32_t page, std::span<const Piece> pieces) -> Status {
+    K3_TRY_ASSIGN(const auto images, memory.read(std::span(&page, 1)));
+    for (const Piece& piece : pieces) K3_TRY(put(std::span(images.front() + piece.offset, static_cast<size_t>(piece.bytes))));
+    return {};
+  };
+  K3_TRY(visit_content(shape, sequence.table, sequence.states, head, save_page));
   const uint64_t sum = digest.digest();
   return write(std::as_bytes(std::span(&sum, 1)));
 }
@@ -100,7 +115,16 @@ Result<SequenceId> HybridCache::Impl::restore(int64_t tokens, const std::functio
   Sequence& sequence = live(id);
   for (int64_t slot = 0; slot < shape.pages_for(tokens); ++slot) sequence.table.push_back(take(PageUse::mla));
   for (int64_t g = 0; g < groups; ++g) sequence.states.push_back(take(PageUse::state));
-  Status status = visit_content(shape, pool, sequence.table, sequence.states, head, get);
+  PageMemory& memory = pool.memory();
+  const auto restore_page = [&](int32_t page, std::span<const Piece> pieces) -> Status {
+    K3_TRY_ASSIGN(const auto images, memory.open(std::span(&page, 1)));
+    for (const Piece& piece : pieces) {
+      K3_TRY(get(std::span(images.front() + piece.offset, static_cast<size_t>(piece.bytes))));
+      memory.store(0, piece.offset, piece.bytes);
+    }
+    return memory.status();
+  };
+  Status status = visit_content(shape, sequence.table, sequence.states, head, restore_page);
   if (status.ok()) {
     const uint64_t sum = digest.digest();
     uint64_t saved = 0;

@@ -1,6 +1,5 @@
 // Running sequences: admission, growth, release, quarantine, fork.
 #include <algorithm>
-#include <cstring>
 
 #include "k3/cache/state.h"
 
@@ -48,10 +47,7 @@ Status HybridCache::Impl::check_fits(int64_t tokens, const char* what) const {
 
 int64_t HybridCache::Impl::copy_latents(int32_t from, int32_t to, int64_t rows) {
   const int64_t bytes = rows * shape.latent_row_bytes();
-  for (int64_t layer = 0; pool.backed() && layer < shape.counts.mla_layers; ++layer) {
-    const int64_t offset = layer * shape.latent_layer_bytes();
-    std::memcpy(pool.data(to) + offset, pool.data(from) + offset, static_cast<size_t>(bytes));
-  }
+  for (int64_t layer = 0; layer < shape.counts.mla_layers; ++layer) pool.memory().copy(from, to, layer * shape.latent_layer_bytes(), bytes);
   return bytes * shape.counts.mla_layers;
 }
 
@@ -59,7 +55,7 @@ int64_t HybridCache::Impl::copy_states(std::span<const int32_t> from, std::span<
   int64_t bytes = 0;
   for (size_t g = 0; g < from.size(); ++g) {
     const int64_t size = group_bytes(static_cast<int64_t>(g));
-    if (pool.backed()) std::memcpy(pool.data(to[g]), pool.data(from[g]), static_cast<size_t>(size));
+    pool.memory().copy(from[g], to[g], 0, size);
     bytes += size;
   }
   return bytes;
@@ -126,6 +122,7 @@ bool HybridCache::Impl::try_admit(const CachePrompt& prompt, int64_t reserve_tok
 Result<Admission> HybridCache::Impl::admit(const CachePrompt& prompt, int64_t reserve_tokens) {
   if (prompt.token_count < 1) return fail(Code::invalid_argument, "an empty prompt");
   K3_CHECK(reserve_tokens >= 0);
+  K3_TRY(pool.memory().status());
   K3_TRY(check_fits(prompt.token_count + reserve_tokens, "a prompt"));
   const bool look_up = options.enabled && prompt.use_cache;
   if (look_up) {
@@ -212,6 +209,7 @@ void HybridCache::Impl::quarantine(SequenceId id) {
 Result<SequenceId> HybridCache::Impl::fork(SequenceId id) {
   const Sequence& from = live(id);
   K3_CHECK(!from.planned, "a fork during a step");
+  K3_TRY(pool.memory().status());
   const int64_t shared = from.length / page_tokens, rows = from.length % page_tokens;
   const int64_t needed = groups + (rows > 0 ? 1 : 0);
   if (needed > available_pages()) {

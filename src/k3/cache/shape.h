@@ -9,6 +9,8 @@
 //           >= state + conv bytes of a layer (each rounded up to 64); KDA layers form groups no larger than the MLA group
 //           (balanced); the page is MLA layers * page_tokens * latent bytes, rounded up to 64. Without MLA layers every KDA
 //           layer is a group, a page is its state, and an "MLA page" holds no latents, only the place of its blocks' keys.
+//           GPU kernels need no more than this gives: pages of a multiple of 16 tokens (of 64 for their fastest loads), every
+//           layer's part at a multiple of 64 bytes (mla_args.h, kda_decode_args.h).
 #pragma once
 
 #include <cstdint>

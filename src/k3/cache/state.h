@@ -157,11 +157,13 @@ struct HybridCache::Impl {
   void close_plan(Sequence& sequence, int64_t landed, std::span<const BlockKey> keys);
 
   // save.cc
-  Status save(const Sequence& sequence, const std::function<Status(std::span<const std::byte>)>& write) const;
+  Status save(const Sequence& sequence, const std::function<Status(std::span<const std::byte>)>& write);
   Result<SequenceId> restore(int64_t tokens, const std::function<Status(std::span<std::byte>)>& read);
 
   // tiering.cc
   Status open_tiers();
+  void put(bool checkpoint, std::span<const BlockKey> keys, std::span<const int32_t> tokens, std::span<const int32_t> entry_pages);
+  bool get(std::span<const int32_t> entry_pages, const std::function<bool(CacheTier&, std::span<std::byte* const>)>& from);
   void write_back_page(int32_t page);
   void write_back_checkpoint(int32_t checkpoint);
   void write_back_all();

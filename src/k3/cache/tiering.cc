@@ -28,22 +28,27 @@ Status HybridCache::Impl::open_tiers() {
   return {};
 }
 
+// The tier has it already, or takes it; what cannot be read from a device that has failed is left out.
+void HybridCache::Impl::put(bool checkpoint, std::span<const BlockKey> keys, std::span<const int32_t> tokens,
+                            std::span<const int32_t> entry_pages) {
+  if (tiers.front()->touch(checkpoint, keys)) return;
+  const auto parts = pool.memory().read(entry_pages);
+  if (parts.ok()) tiers.front()->put({checkpoint, keys, tokens, *parts});
+}
+
 void HybridCache::Impl::write_back_page(int32_t page) {
   if (tiers.empty()) return;
   std::vector<BlockKey> keys;
   for (int64_t block = 0; block < at(page).blocks; ++block) keys.push_back(index.key(record_of(page, block)));
-  const std::byte* const part = pool.data(page);
   const auto tokens = token_store.data() == nullptr ? std::span<const int32_t>{}
                                                     : std::span<const int32_t>(tokens_of(page)).first(keys.size() * static_cast<size_t>(block_tokens));
-  tiers.front()->put({false, keys, tokens, std::span(&part, 1)});
+  put(false, keys, tokens, std::span(&page, 1));
 }
 
 void HybridCache::Impl::write_back_checkpoint(int32_t checkpoint) {
   if (tiers.empty()) return;
-  std::vector<const std::byte*> parts;
-  for (const int32_t page : pages_of(checkpoint)) parts.push_back(pool.data(page));
   const BlockKey key = index.key(checkpoint_at(checkpoint).record);
-  tiers.front()->put({true, std::span(&key, 1), {}, parts});
+  put(true, std::span(&key, 1), {}, pages_of(checkpoint));
 }
 
 // Pages from heads to tails, then checkpoints: a tier that is too small keeps what was put last.
@@ -141,14 +146,23 @@ bool HybridCache::Impl::fetch_to(const CachePrompt& prompt, const Reach& found, 
   return again;
 }
 
+// From the first tier that can; the pages then hold what it gave.
+bool HybridCache::Impl::get(std::span<const int32_t> entry_pages,
+                            const std::function<bool(CacheTier&, std::span<std::byte* const>)>& from) {
+  PageMemory& memory = pool.memory();
+  const auto parts = memory.open(entry_pages);
+  if (!parts.ok() || !std::ranges::any_of(tiers, [&](const auto& tier) { return from(*tier, *parts); })) return false;
+  for (size_t part = 0; part < entry_pages.size(); ++part) memory.store(part, 0, shape.page_bytes);
+  return memory.status().ok();
+}
+
 int32_t HybridCache::Impl::fetch_page(const CachePrompt& prompt, int64_t slot, int64_t blocks, int32_t parent) {
   const auto keys = prompt.keys.subspan(static_cast<size_t>(slot * page_blocks), static_cast<size_t>(blocks));
   const bool compare = token_store.data() != nullptr;
   const auto tokens = compare ? prompt.tokens.subspan(static_cast<size_t>(slot * page_tokens), static_cast<size_t>(blocks * block_tokens))
                               : std::span<const int32_t>{};
   const int32_t page = take(PageUse::mla);
-  const bool got = std::ranges::any_of(tiers, [&](const auto& tier) { return tier->get_page(keys, tokens, pool.data(page)); });
-  if (!got) {
+  if (!get(std::span(&page, 1), [&](CacheTier& tier, auto parts) { return tier.get_page(keys, tokens, parts.front()); })) {
     unreference(page);
     return -1;
   }
@@ -163,13 +177,8 @@ int32_t HybridCache::Impl::fetch_page(const CachePrompt& prompt, int64_t slot, i
 
 bool HybridCache::Impl::fetch_checkpoint(const BlockKey& key, int32_t page, const Reach& found) {
   std::vector<int32_t> group_pages;
-  std::vector<std::byte*> parts;
-  for (int64_t g = 0; g < groups; ++g) {
-    group_pages.push_back(take(PageUse::state));
-    parts.push_back(pool.data(group_pages.back()));
-  }
-  const bool got = std::ranges::any_of(tiers, [&](const auto& tier) { return tier->get_checkpoint(key, parts); });
-  if (!got) {
+  for (int64_t g = 0; g < groups; ++g) group_pages.push_back(take(PageUse::state));
+  if (!get(group_pages, [&](CacheTier& tier, auto parts) { return tier.get_checkpoint(key, parts); })) {
     std::ranges::for_each(group_pages, [&](int32_t one) { give(one); });
     return false;
   }

@@ -10,9 +10,9 @@ int exit_code(Code code) {
     case Code::unsupported: return kExitUnsupported;
     case Code::exhausted: return kExitExhausted;
     case Code::cancelled: return kExitInterrupted;
+    case Code::device_lost: return kExitDeviceLost;
     case Code::deadline:
     case Code::unavailable:
-    case Code::device_lost:
     case Code::internal: break;
   }
   return kExitFailure;
@@ -20,7 +20,7 @@ int exit_code(Code code) {
 
 std::string exit_code_help() {
   return "Exit codes: 0 done, 1 failed, 2 wrong usage or request, 3 not found, 4 corrupt file,\n"
-         "5 not supported, 6 out of memory, disk or context, 130 interrupted.\n"
+         "5 not supported, 6 out of memory, disk or context, 7 GPU lost, 130 interrupted.\n"
          "'k3 COMMAND --help' explains a command.";
 }
 

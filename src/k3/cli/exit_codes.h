@@ -14,6 +14,7 @@ inline constexpr int kExitNotFound = 3;
 inline constexpr int kExitCorrupt = 4;
 inline constexpr int kExitUnsupported = 5;
 inline constexpr int kExitExhausted = 6;
+inline constexpr int kExitDeviceLost = 7;
 inline constexpr int kExitInterrupted = 130;
 
 int exit_code(Code code);

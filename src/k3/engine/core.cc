@@ -231,6 +231,7 @@ bool EngineCore::admit_line(Line& line) {
       break;
     }
     if (admission.error().code != Code::exhausted) {
+      note_device(admission.error());
       fault(line, std::move(admission).take_error(), false);
       return true;
     }
@@ -309,6 +310,19 @@ bool EngineCore::make_room(Line& line, int64_t tokens) {
   }
 }
 
+// With separate phases: which of them this step is for.
+void EngineCore::choose_phase(const std::vector<Line*>& order) {
+  const auto any = [&](Line::State state) { return std::any_of(order.begin(), order.end(), [&](const Line* l) { return l->state == state; }); };
+  const bool both = options_.separate_phases && any(Line::State::decode) && any(Line::State::prefill);
+  if (!both) {
+    prefill_turn_ = decode_turn_ = true;
+  } else if (prefill_turn_ == decode_turn_) {
+    decode_turn_ = false;
+  } else {
+    std::swap(prefill_turn_, decode_turn_);
+  }
+}
+
 std::vector<EngineCore::Line*> EngineCore::plan_step(std::vector<StepItem>& items) {
   int64_t budget = std::min(options_.step_tokens, executor_.most_tokens());
   std::vector<Line*> order = running_;
@@ -319,13 +333,18 @@ std::vector<EngineCore::Line*> EngineCore::plan_step(std::vector<StepItem>& item
   constexpr int64_t kPromptRows = 128;  // keeps the logits of a step small where no memory plan does
   int64_t spare_rows = std::min(executor_.most_rows() - static_cast<int64_t>(order.size()), kPromptRows);
   std::vector<int64_t> prompts(order.size(), 0);
+  choose_phase(order);
+  int64_t keys = 0;
   for (size_t i = 0; i < order.size(); ++i) {
     Line& line = *order[i];
     line.planned = 0;
-    if (line.state == Line::State::decode && budget > 0) {
+    if (line.state == Line::State::decode && budget > 0 && decode_turn_) {
       line.planned = 1;
       --budget;
-    } else if (line.state == Line::State::prefill) {
+    } else if (line.state == Line::State::prefill && prefill_turn_) {
+      const int64_t reach = line.cached + std::min(line.remaining(), budget);
+      if (options_.prefill_keys > 0 && keys > 0 && keys + reach > options_.prefill_keys) continue;
+      keys += reach;
       prompts[i] = line.remaining();
       if (line.job->request.prompt_logprobs) {
         prompts[i] = std::min(prompts[i], 1 + spare_rows);
@@ -360,7 +379,9 @@ std::vector<EngineCore::Line*> EngineCore::plan_step(std::vector<StepItem>& item
 
 bool EngineCore::step() {
   expire();
+  end_on_lost_device();
   admit();
+  end_on_lost_device();
   sweep();
   std::vector<StepItem> items;
   const std::vector<Line*> lines = plan_step(items);
@@ -403,12 +424,26 @@ void EngineCore::measure_rate() {
   window_tokens_ = 0;
 }
 
+void EngineCore::note_device(const Error& error) {
+  if (error.code == Code::device_lost && device_status_.ok()) device_status_ = Error(error);
+}
+
+// A device that is lost does not come back: nobody waits for it.
+void EngineCore::end_on_lost_device() {
+  if (device_status_.ok()) return;
+  for (const auto& job : jobs_) {
+    for (const auto& line : job->lines) fault(*line, Error(device_status_.error()), false);
+  }
+}
+
 void EngineCore::fail_step(const std::vector<Line*>& lines, const Error& error) {
   for (Line* line : lines) {
     if (!line->runs()) continue;
     cache_.abandon(*line->sequence);
     fault(*line, Error(error).with_context("a step failed"), true);
   }
+  note_device(error);
+  end_on_lost_device();
 }
 
 void EngineCore::observe(EngineHistogram& h, double seconds) {

@@ -31,6 +31,10 @@ struct CoreOptions {
   int64_t max_running = 32;
   double deadline_seconds = 0;
   bool keep_idle = true;
+  // A step has prompts or single tokens, not both, and they take turns (a GPU has other kernels for either, and graphs for the
+  // latter).
+  bool separate_phases = false;
+  int64_t prefill_keys = 0;  // most tokens that the prompts of a step attend to together, one always may; 0: any
   int64_t vocab = 0;
   int64_t block_tokens = 64;
   uint64_t key_seed = 0;
@@ -61,6 +65,8 @@ class EngineCore {
   Result<SlotResult> fork_slot(int32_t slot);
 
   EngineStats stats() const;
+  // The device failed: all requests have ended with its error, and so will every further one.
+  const Status& device_status() const { return device_status_; }
   cache::HybridCache& cache() { return cache_; }
   int64_t waiting_requests() const;
 
@@ -85,6 +91,7 @@ class EngineCore {
   bool make_room(Line& line, int64_t tokens);
   void preempt(Line& line);
 
+  void choose_phase(const std::vector<Line*>& order);
   std::vector<Line*> plan_step(std::vector<StepItem>& items);
   void fail_step(const std::vector<Line*>& lines, const Error& error);
   void land(Line& line, const Tensor& rows);
@@ -93,6 +100,8 @@ class EngineCore {
   bool sample(Line& line, std::span<const float> logits);
   void emit(Line& line, int32_t id, std::span<const float> logits);
 
+  void note_device(const Error& error);
+  void end_on_lost_device();
   void end(Line& line, EndReason reason);
   void fault(Line& line, Error error, bool quarantine);
   void leave_cache(Line& line, bool may_idle);
@@ -113,6 +122,8 @@ class EngineCore {
   uint64_t next_order_ = 1, idle_clock_ = 0;
   EngineStats counters_;
   std::vector<uint32_t> mask_;
+  bool prefill_turn_ = true, decode_turn_ = true;  // what may stand in this step
+  Status device_status_;
   double window_start_ = 0;
   int64_t window_tokens_ = 0;
 };

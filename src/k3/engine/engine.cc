@@ -11,11 +11,10 @@
 
 #include "k3/base/file.h"
 #include "k3/base/log.h"
-#include "k3/base/memory.h"
-#include "k3/base/units.h"
+#include "k3/cache/cuda_queue.h"
 #include "k3/engine/core.h"
+#include "k3/engine/engine_setup.h"
 #include "k3/engine/executor.h"
-#include "k3/model/run/identity.h"
 
 namespace k3 {
 namespace {
@@ -24,58 +23,14 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_between(Clock::time_point a, Clock::time_point b) { return std::chrono::duration<double>(b - a).count(); }
 
-Status check_options(const Model& model, EngineOptions& o) {
-  if (o.ctx_tokens < 2 || o.step_tokens < 1 || o.max_running < 1 || o.max_queued < 1) {
-    return fail(Code::invalid_argument, "context, step, running and queued requests must be at least 2, 1, 1 and 1");
-  }
-  if (!o.slot_save_path.empty() && !is_directory(o.slot_save_path)) {
-    return fail(Code::not_found, "{}: no such folder; saved sequences would have no place", o.slot_save_path);
-  }
-  const cache::CacheDtypes& d = o.dtypes;
-  if (o.policy == ops::Policy::exact && (d.state != DType::f32 || d.conv != DType::f32 || d.latent != DType::f32)) {
-    return fail(Code::invalid_argument, "policy exact keeps all caches in FP32; choose policy bf16 for smaller ones");
-  }
-  if (o.block_tokens == 0) {
-    constexpr int64_t kLargeState = int64_t{1} << 20;  // elements of one layer: K3 has 1.5 M
-    o.block_tokens = layer_counts(model.config()).state_elements >= kLargeState ? 512 : 64;
-  }
-  return {};
-}
-
-// Room for every slot at full context, but no more than half of what the machine has left.
-Status size_pool(const Model& model, const cache::CacheShape& shape, EngineOptions& o) {
-  const int64_t sequence = (shape.pages_for(o.ctx_tokens) + shape.groups()) * shape.page_bytes;
-  if (model.plan()) {
-    const int64_t planned = model.plan()->state_bytes + model.plan()->latent_bytes;
-    if (o.pool_bytes == 0) o.pool_bytes = planned - o.host_bytes;
-    if (o.pool_bytes + o.host_bytes > planned) {
-      return fail(Code::exhausted, "a pool of {} and a host tier of {} are more than the {} that the memory plan left for them",
-                  format_bytes(o.pool_bytes), format_bytes(o.host_bytes), format_bytes(planned));
-    }
-  } else if (o.pool_bytes == 0) {
-    o.pool_bytes = std::min(o.max_running * sequence, std::max(sequence, available_memory_bytes() / 2));
-  }
-  const int64_t least = (1 + shape.groups()) * shape.page_bytes;
-  if (o.pool_bytes >= least) return {};
-  return fail(Code::invalid_argument, "a pool of {} holds no sequence: one needs at least {} pages of {} = {}",
-              format_bytes(o.pool_bytes), 1 + shape.groups(), format_bytes(shape.page_bytes), format_bytes(least));
-}
-
-std::string identity_of(const Model& model, const EngineOptions& o) {
-  return fmt::format("{} {} {} {} {} {} {}{}{}", model_identity(model.folder()), o.block_tokens, dtype_name(o.dtypes.state),
-                     dtype_name(o.dtypes.conv), dtype_name(o.dtypes.latent),
-                     o.policy == ops::Policy::exact ? "exact" : "bf16", ops::isa_name(o.isa),
-                     o.deterministic ? " deterministic" : "", o.int8_activations ? " int8" : "");
-}
-
 }  // namespace
 
 struct Engine::Impl {
   const Model& model;
   EngineOptions options;
   CoreOptions core_options;
-  std::unique_ptr<cache::HybridCache> cache;
   std::unique_ptr<ModelExecutor> executor;
+  std::unique_ptr<cache::HybridCache> cache;
   std::unique_ptr<EngineCore> core;
 
   std::mutex mutex;
@@ -84,6 +39,7 @@ struct Engine::Impl {
   bool stopping = false;
   bool busy = false;  // the core has work
   EngineStats published;
+  Status device_status;
   Clock::time_point last_step = Clock::now();
   std::atomic<bool> draining{false};
   std::atomic<int64_t> waiting{0};
@@ -116,6 +72,8 @@ struct Engine::Impl {
   }
 
   void loop() {
+    // Of this thread; a device that cannot be had says so in the first step.
+    (void)set_current_device(model.device()).ok();
     std::deque<std::function<void()>> todo;
     bool idle_step = false;
     Clock::time_point published_at{};
@@ -141,6 +99,7 @@ struct Engine::Impl {
         idle_step = !core->step();
         const std::lock_guard lock(mutex);
         if (!idle_step) last_step = Clock::now();
+        if (device_status.ok()) device_status = core->device_status();
       }
       const auto now = Clock::now();
       if (commanded || !core->has_work() || seconds_between(published_at, now) > 0.02) {
@@ -161,9 +120,18 @@ Result<std::unique_ptr<Engine>> Engine::create(const Model& model, ThreadPool& p
   auto impl = std::make_unique<Impl>(model);
   EngineOptions& o = impl->options;
   o = wanted;
-  K3_TRY(check_options(model, o));
+  K3_TRY(check_engine_options(model, o));
   K3_TRY_ASSIGN(const cache::CacheShape shape, cache::make_shape(layer_counts(model.config()), o.dtypes, o.block_tokens));
   K3_TRY(size_pool(model, shape, o));
+  const ComputeMode mode{o.policy, o.isa, o.deterministic, o.int8_activations};
+  const ExecutorLimits limits{o.step_tokens, o.max_running, o.ctx_tokens};
+  K3_TRY_ASSIGN(impl->executor, ModelExecutor::create(model, pool, mode, shape, limits));
+  std::shared_ptr<cache::CudaQueue> queue;
+  if (model.device().is_cuda()) {
+    K3_TRY(impl->executor->rehearse());
+    K3_TRY(size_gpu_pool(model, shape, impl->executor->scratch_bytes(), o));
+    K3_TRY_ASSIGN(queue, cache::CudaQueue::create(model.device()));
+  }
   cache::CacheOptions c;
   c.shape = shape;
   c.pool_bytes = o.pool_bytes;
@@ -173,10 +141,11 @@ Result<std::unique_ptr<Engine>> Engine::create(const Model& model, ThreadPool& p
   c.host_bytes = o.host_bytes;
   c.disk_folder = o.disk_folder;
   c.disk_bytes = o.disk_bytes;
-  c.identity = identity_of(model, o);
+  c.identity = engine_identity(model, o);
+  c.queue = queue;
   K3_TRY_ASSIGN(impl->cache, cache::HybridCache::create(c));
-  const ComputeMode mode{o.policy, o.isa, o.deterministic, o.int8_activations};
-  K3_TRY_ASSIGN(impl->executor, ModelExecutor::create(model, pool, mode, *impl->cache));
+  if (queue != nullptr) K3_TRY(queue->follow(impl->executor->stream()));
+  impl->executor->use(*impl->cache);
   CoreOptions& k = impl->core_options;
   k.schedule = o.schedule;
   k.ctx_tokens = o.ctx_tokens;
@@ -184,6 +153,8 @@ Result<std::unique_ptr<Engine>> Engine::create(const Model& model, ThreadPool& p
   k.max_running = std::min(o.max_running, impl->executor->most_rows());
   k.deadline_seconds = o.deadline_seconds;
   k.keep_idle = o.keep_idle;
+  k.separate_phases = model.device().is_cuda();
+  if (model.device().is_cuda()) k.prefill_keys = o.ctx_tokens + kFurtherKeys;
   k.vocab = model.config().vocab_size;
   k.block_tokens = o.block_tokens;
   k.key_seed = impl->cache->key_seed();
@@ -209,6 +180,7 @@ Result<RequestId> Engine::submit(Request request) {
     ++impl.rejected;
     return error;
   };
+  if (Status status = device_status(); !status.ok()) return refuse(std::move(status).take_error());
   if (impl.draining) return refuse(fail(Code::unavailable, "the server is stopping and takes no new requests"));
   if (Status status = check_request(impl.core_options, request); !status.ok()) return refuse(std::move(status).take_error());
   if (impl.waiting.fetch_add(1) >= impl.options.max_queued) {
@@ -291,6 +263,13 @@ Result<SlotResult> Engine::erase_slot(int32_t slot) {
 Result<SlotResult> Engine::fork_slot(int32_t slot) {
   return impl_->call<SlotResult>([&] { return impl_->core->fork_slot(slot); });
 }
+
+Status Engine::device_status() const {
+  const std::lock_guard lock(impl_->mutex);
+  return impl_->device_status;
+}
+
+int64_t Engine::scratch_bytes() const { return impl_->executor->scratch_bytes(); }
 
 void Engine::drain() { impl_->draining = true; }
 

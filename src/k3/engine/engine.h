@@ -38,13 +38,18 @@ struct EngineOptions {
 
   cache::CacheDtypes dtypes;       // policy exact requires FP32 throughout
   int64_t block_tokens = 0;        // 0: 64, or 512 for models of K3's size
-  int64_t pool_bytes = 0;          // 0: room for max_running sequences of ctx_tokens, at most half of free memory
+  // 0: room for max_running sequences of ctx_tokens, at most half of free memory; on a GPU all that weights and scratch leave,
+  // but for kGpuMargin.
+  int64_t pool_bytes = 0;
   cache::CheckpointPolicy checkpoints;
   bool prefix_cache = true;
   int64_t host_bytes = 0, disk_bytes = 0;
   std::string disk_folder;
   bool poison = false;  // tests
 };
+
+// Stays free on a GPU beside the pool: for logits of prompts, scratch of steps that no rehearsal had, the driver.
+inline constexpr int64_t kGpuMargin = int64_t{1} << 30;
 
 enum class SlotState { empty, waiting, prefill, decode, idle };
 struct SlotInfo {
@@ -105,6 +110,10 @@ class Engine {
   Result<SlotResult> restore_slot(int32_t slot, const std::string& file);
   Result<SlotResult> erase_slot(int32_t slot);
   Result<SlotResult> fork_slot(int32_t slot);  // into the first slot that is empty, else the oldest idle one
+
+  // The GPU failed: every request has ended with this error, and the process should end. ok: all is well.
+  Status device_status() const;
+  int64_t scratch_bytes() const;             // of steps, on a GPU
 
   void drain();                              // no new requests; what runs goes on
   bool drained() const;                      // nothing is running or waiting

@@ -1,7 +1,9 @@
 #include "k3/engine/executor.h"
 
+#include <algorithm>
 #include <chrono>
 
+#include "k3/base/units.h"
 #include "k3/model/model.h"
 
 namespace k3 {
@@ -17,11 +19,24 @@ cache::LayerCounts layer_counts(const Config& config) {
   return counts;
 }
 
+namespace {
+
+StepLimits step_limits(const cache::CacheShape& shape, const ExecutorLimits& limits) {
+  StepLimits out;
+  out.tokens = limits.step_tokens;
+  out.sequences = limits.sequences;
+  out.ctx_tokens = limits.ctx_tokens;
+  out.page_tokens = shape.page_tokens;
+  out.exports = out.tokens / shape.block_tokens + limits.sequences;  // every block end that a step can pass
+  out.slot_groups = std::max<int64_t>(1, shape.groups());
+  return out;
+}
+
+}  // namespace
+
 Result<std::unique_ptr<ModelExecutor>> ModelExecutor::create(const Model& model, ThreadPool& pool, const ComputeMode& mode,
-                                                             cache::HybridCache& cache) {
-  const cache::CacheShape& shape = cache.shape();
+                                                             const cache::CacheShape& shape, const ExecutorLimits& limits) {
   PagedLayout layout;
-  layout.pool = cache.pool();
   layout.page_bytes = shape.page_bytes;
   layout.page_tokens = shape.page_tokens;
   layout.state = shape.dtypes.state;
@@ -29,22 +44,72 @@ Result<std::unique_ptr<ModelExecutor>> ModelExecutor::create(const Model& model,
   layout.latent = shape.dtypes.latent;
   layout.conv_offset = shape.conv_offset;
   layout.layers = place_layers(model.config(), shape.group_layers, shape.latent_layer_bytes(), shape.layer_stride);
-  K3_TRY_ASSIGN(PagedRunner runner, PagedRunner::create(model, pool, mode, layout));
-  return std::unique_ptr<ModelExecutor>(new ModelExecutor(std::move(runner)));
+  K3_TRY_ASSIGN(PagedRunner runner, PagedRunner::create(model, pool, mode, layout, step_limits(shape, limits)));
+  return std::unique_ptr<ModelExecutor>(new ModelExecutor(std::move(runner), model, shape, limits));
+}
+
+void ModelExecutor::use(cache::HybridCache& cache) {
+  cache_ = &cache;
+  runner_.set_pool(cache.pool());
+}
+
+// All sequences share their pages here: what is computed is thrown away.
+Status ModelExecutor::rehearse() {
+  const Config& config = model_.config();
+  const int64_t ctx = limits_.ctx_tokens, further = std::min(kFurtherKeys, ctx);
+  // Mostly keys and values of all latents: two heads' widths a token in BF16, and the latent itself.
+  const int64_t expanded = (ctx + further) * 2 * (2 * config.num_attention_heads * config.v_head_dim + config.kv_lora_rank);
+  K3_TRY_ASSIGN(const DeviceMemory memory, device_memory(model_.device()));
+  if (shape_.counts.mla_layers > 0 && expanded > memory.free_bytes) {
+    return fail(Code::exhausted, "prompts of up to {} tokens need {} for their keys and values; {} of {} are free on {} (see --ctx)", ctx,
+                format_bytes(expanded), format_bytes(memory.free_bytes), format_bytes(memory.total_bytes), device_name(model_.device()));
+  }
+  K3_TRY_ASSIGN(const Storage pages, Storage::allocate_on(model_.device(), (1 + shape_.groups()) * shape_.page_bytes));
+  runner_.set_pool(pages.data());
+  const std::vector<int32_t> table(static_cast<size_t>(shape_.pages_for(ctx)), 0);
+  std::vector<int32_t> states, ids(static_cast<size_t>(std::min(limits_.step_tokens, ctx)), 0);
+  for (int32_t g = 0; g < static_cast<int32_t>(shape_.groups()); ++g) states.push_back(1 + g);
+  const auto part = [&](int64_t tokens, int64_t end) {
+    return PagedInput{std::span(ids).first(static_cast<size_t>(tokens)), end - tokens, table, states, {}, WantLogits::last};
+  };
+  const auto count = static_cast<int64_t>(ids.size());
+  std::vector<PagedInput> inputs = {part(count, ctx)};
+  K3_TRY(runner_.step(inputs));
+  constexpr int64_t kShort = 16;
+  if (count > 2 * kShort && limits_.sequences > 1) {
+    inputs = {part(count - kShort, ctx), part(kShort, further)};
+    K3_TRY(runner_.step(inputs));
+  }
+  // As many sequences and rows of logits as there can be. Two tokens each: steps of one are captured with the pool's addresses.
+  inputs.clear();
+  for (int64_t s = 0; s < std::min(limits_.sequences, count / 2); ++s) inputs.push_back(part(2, ctx));
+  if (!inputs.empty()) K3_TRY(runner_.step(inputs));
+  runner_.set_pool(nullptr);
+  return runner_.settle_scratch();
 }
 
 Result<Tensor> ModelExecutor::step(std::span<const StepItem> items) {
+  const bool gpu = model_.device().is_cuda();
   inputs_.clear();
   exports_.resize(items.size());
   for (size_t i = 0; i < items.size(); ++i) {
     const StepItem& item = items[i];
     exports_[i].clear();
     for (const cache::CheckpointWrite& write : item.checkpoints) {
+      if (gpu && write.position == item.history + item.token_count) continue;
       exports_[i].push_back({write.position - item.history, write.pages});
     }
     inputs_.push_back({item.tokens, item.history, item.block_table, item.state_pages, exports_[i], item.logits});
   }
-  return runner_.step(inputs_);
+  Result<Tensor> logits = runner_.step(inputs_);
+  if (!gpu || !logits.ok()) return logits;
+  // A checkpoint at an item's end is what its own pages hold now. So steps of single tokens export nothing and can be graphs.
+  for (const StepItem& item : items) {
+    for (const cache::CheckpointWrite& write : item.checkpoints) {
+      if (write.position == item.history + item.token_count) cache_->copy_states(item.state_pages, write.pages);
+    }
+  }
+  return logits;
 }
 
 double ModelExecutor::now_seconds() const {

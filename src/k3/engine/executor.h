@@ -3,7 +3,8 @@
 // Units:    tokens, seconds.
 // Memory:   views of the caller; logits are valid until the next step.
 // Threads:  one thread.
-// Errors:   step: whatever the model reports; the pages of all its items are half written then.
+// Errors:   step: whatever the model reports; the pages of all its items are half written then. rehearse: exhausted with the
+//           arithmetic when the GPU has no room for scratch.
 // Source:   architecture: "One model definition", point 8.
 #pragma once
 
@@ -35,22 +36,45 @@ class Executor {
   virtual int64_t most_rows() const = 0;        // of logits in a step
 };
 
-// The model on the pages of `cache`.
+// The most that the engine will ask of a step.
+struct ExecutorLimits {
+  int64_t step_tokens = 512, sequences = 1, ctx_tokens = 8192;
+};
+
+// The model on the pages of a cache.
 class ModelExecutor final : public Executor {
  public:
+  // limits: of a GPU, whose arrays are made now; the CPU takes any step.
   static Result<std::unique_ptr<ModelExecutor>> create(const Model& model, ThreadPool& pool, const ComputeMode& mode,
-                                                       cache::HybridCache& cache);
+                                                       const cache::CacheShape& shape, const ExecutorLimits& limits = {});
+  // On a GPU: computes the largest steps on pages of its own, so that scratch is there before the pool takes the rest.
+  Status rehearse();
+  // The cache, of the shape given above, that steps write to; before the first step, outlives the last one.
+  void use(cache::HybridCache& cache);
+  Stream stream() { return runner_.stream(); }                    // of the steps on a GPU
+  int64_t scratch_bytes() { return runner_.scratch_bytes(); }
+
   Result<Tensor> step(std::span<const StepItem> items) override;
   double now_seconds() const override;
   int64_t most_tokens() const override { return runner_.most_tokens(); }
   int64_t most_rows() const override { return runner_.most_rows(); }
 
  private:
-  explicit ModelExecutor(PagedRunner runner) : runner_(std::move(runner)) {}
+  ModelExecutor(PagedRunner runner, const Model& model, const cache::CacheShape& shape, const ExecutorLimits& limits)
+      : runner_(std::move(runner)), model_(model), shape_(shape), limits_(limits) {}
+
   PagedRunner runner_;
+  const Model& model_;
+  cache::CacheShape shape_;
+  ExecutorLimits limits_;
+  cache::HybridCache* cache_ = nullptr;
   std::vector<PagedInput> inputs_;
   std::vector<std::vector<PagedExport>> exports_;
 };
+
+// A prompt's part in a step on a GPU expands the keys of all tokens before it; prompts share a step while the longest context and
+// so many further keys are not exceeded.
+inline constexpr int64_t kFurtherKeys = 8192;
 
 // The counts of a model that decide its page size.
 cache::LayerCounts layer_counts(const Config& config);

@@ -104,7 +104,8 @@ struct TinyEngine {
     if (set) set(*this);
     cache = cache::HybridCache::create(cache_options).value();
     options.key_seed = cache->key_seed();
-    executor = ModelExecutor::create(*tiny().model, tiny().pool, mode, *cache).value();
+    executor = ModelExecutor::create(*tiny().model, tiny().pool, mode, cache->shape()).value();
+    executor->use(*cache);
     core = std::make_unique<EngineCore>(options, *cache, *executor);
   }
   RequestId submit(Request request) {

@@ -36,6 +36,8 @@ class CacheTier {
   virtual int64_t blocks_held(std::span<const BlockKey> keys) const = 0;
   virtual bool holds_checkpoint(const BlockKey& key) const = 0;
 
+  // True: an entry holds all of it already and is now the newest, so that nothing needs to be put.
+  virtual bool touch(bool checkpoint, std::span<const BlockKey> keys) = 0;
   virtual void put(const TierEntry& entry) = 0;
   // Reads the blocks of these keys; false when that fails or the entry's tokens are others.
   virtual bool get_page(std::span<const BlockKey> keys, std::span<const int32_t> tokens, std::byte* page) = 0;

@@ -33,6 +33,7 @@ class DiskTier : public CacheTier {
 
   int64_t blocks_held(std::span<const BlockKey> keys) const override { return index_.blocks_held(keys); }
   bool holds_checkpoint(const BlockKey& key) const override { return index_.find_checkpoint(key) != TierIndex::kNone; }
+  bool touch(bool checkpoint, std::span<const BlockKey> keys) override { return index_.touch_held(checkpoint, keys); }
   void put(const TierEntry& entry) override;
   bool get_page(std::span<const BlockKey> keys, std::span<const int32_t> tokens, std::byte* page) override;
   bool get_checkpoint(const BlockKey& key, std::span<std::byte* const> parts) override;

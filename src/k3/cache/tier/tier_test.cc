@@ -60,7 +60,10 @@ std::vector<int64_t> hits(HybridCache& cache, int32_t conversations) {
   return out;
 }
 
-TEST(CacheTiers, HostKeepsWhatThePoolEvicts) {
+class CacheTiers : public OnBoth {};
+INSTANTIATE_TEST_SUITE_P(Pools, CacheTiers, ::testing::Values(Where::host, Where::device), where_name);
+
+TEST_P(CacheTiers, HostKeepsWhatThePoolEvicts) {
   CacheOptions options = tiny_options(16);
   options.host_bytes = 200 * options.shape.page_bytes;
   const auto cache = make(options);
@@ -76,7 +79,7 @@ TEST(CacheTiers, HostKeepsWhatThePoolEvicts) {
   EXPECT_EQ(hits(*cache, 1)[0], 0);
 }
 
-TEST(CacheTiers, HostOverflowsToDisk) {
+TEST_P(CacheTiers, HostOverflowsToDisk) {
   const Folder folder;
   CacheOptions options = disk_options(folder, 16);
   options.host_bytes = 12 * options.shape.page_bytes;
@@ -87,7 +90,7 @@ TEST(CacheTiers, HostOverflowsToDisk) {
   EXPECT_LE(cache->stats().host_bytes, options.host_bytes);
 }
 
-TEST(CacheTiers, AFullDiskTierKeepsTheNewest) {
+TEST_P(CacheTiers, AFullDiskTierKeepsTheNewest) {
   const Folder folder;
   const auto cache = make(disk_options(folder, 16, 24));
   for (int32_t i = 0; i < 20; ++i) serve(*cache, conversation(i));
@@ -100,7 +103,7 @@ TEST(CacheTiers, AFullDiskTierKeepsTheNewest) {
   EXPECT_EQ(serve(*cache, joined(conversation(50), text(5, 7))).cached_tokens, 128);
 }
 
-TEST(CacheTiers, DiskSurvivesTheProcess) {
+TEST_P(CacheTiers, DiskSurvivesTheProcess) {
   const Folder folder;
   fill_folder(folder, 10);
   uint64_t seed = 0;
@@ -114,7 +117,7 @@ TEST(CacheTiers, DiskSurvivesTheProcess) {
   }
 }
 
-TEST(CacheTiers, OneProcessAFolder) {
+TEST_P(CacheTiers, OneProcessAFolder) {
   const Folder folder;
   const auto cache = make(disk_options(folder, 64));
   const auto second = HybridCache::create(disk_options(folder, 64));
@@ -123,7 +126,7 @@ TEST(CacheTiers, OneProcessAFolder) {
   EXPECT_NE(second.error().message.find(folder.path()), std::string::npos);
 }
 
-TEST(CacheTiers, AFolderOfSomeoneElseIsRefusedAndLeftAlone) {
+TEST_P(CacheTiers, AFolderOfSomeoneElseIsRefusedAndLeftAlone) {
   for (const std::string name : {"holiday.jpg", "index", "slab-0000", "slab-of-beef"}) {
     const Folder folder;
     write_file(folder.file(name), "dear to someone").value();
@@ -145,7 +148,7 @@ TEST(CacheTiers, AFolderOfSomeoneElseIsRefusedAndLeftAlone) {
   EXPECT_FALSE(HybridCache::create(disk_options(folder, 64)).ok());
 }
 
-TEST(CacheTiers, AnotherIdentityOrShapeStartsEmpty) {
+TEST_P(CacheTiers, AnotherIdentityOrShapeStartsEmpty) {
   const Folder folder;
   fill_folder(folder, 3);
   CacheOptions other = disk_options(folder, 64);
@@ -162,7 +165,7 @@ TEST(CacheTiers, AnotherIdentityOrShapeStartsEmpty) {
   EXPECT_EQ(make(disk_options(folder, 64))->stats().disk_entries, 0);
 }
 
-TEST(CacheTiers, ASmallerTierTakesWhatFits) {
+TEST_P(CacheTiers, ASmallerTierTakesWhatFits) {
   const Folder folder;
   fill_folder(folder, 10);
   write_file(folder.file("slab-0009"), "of a larger tier").value();
@@ -182,7 +185,7 @@ void overwrite(const std::string& path, std::string_view bytes) {
 
 // Every file, damaged at many places and cut at many lengths: opening works, what is found is true (serve checks it), and
 // new entries can be written.
-TEST(CacheTiers, DamageIsAMiss) {
+TEST_P(CacheTiers, DamageIsAMiss) {
   const Folder original;
   fill_folder(original, 4);
   int64_t errors = 0, found = 0;
@@ -213,7 +216,7 @@ TEST(CacheTiers, DamageIsAMiss) {
   EXPECT_GT(found, 36 * 128);
 }
 
-TEST(CacheTiers, StaleSlotsAreAMiss) {
+TEST_P(CacheTiers, StaleSlotsAreAMiss) {
   const Folder folder;
   fill_folder(folder, 4);
   // Slots in other places: every entry reads the bytes of another one.
@@ -224,7 +227,7 @@ TEST(CacheTiers, StaleSlotsAreAMiss) {
   EXPECT_GT(cache->stats().tier_errors, 0);
 }
 
-TEST(CacheTiers, AFullDiskDropsEntriesAndGoesOn) {
+TEST_P(CacheTiers, AFullDiskDropsEntriesAndGoesOn) {
   const Folder folder;
   rlimit old_limit{};
   ::getrlimit(RLIMIT_FSIZE, &old_limit);
@@ -244,7 +247,7 @@ TEST(CacheTiers, AFullDiskDropsEntriesAndGoesOn) {
   EXPECT_GT(std::ranges::count(found, 128), 20);
 }
 
-TEST(CacheTiers, KilledAtAnyTime) {
+TEST_P(CacheTiers, KilledAtAnyTime) {
   const Folder folder;
   int64_t found = 0;
   for (int round = 0; round < 12; ++round) {

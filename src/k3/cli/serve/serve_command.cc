@@ -25,6 +25,9 @@ namespace {
 std::atomic<int> g_signals{0};
 void on_signal(int) { ++g_signals; }
 
+// A chunk of a prompt on a GPU: experts are read from memory once a step, whatever its tokens.
+constexpr int64_t kGpuStepTokens = 2048;
+
 void sleep_ms(int ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
 
 Result<int64_t> bytes_or(const std::string& text, int64_t otherwise) {
@@ -51,7 +54,7 @@ Result<EngineOptions> engine_options(const ServeOptions& o, const RunnerOptions&
   e.deterministic = run.deterministic;
   e.int8_activations = run.int8_activations;
   e.ctx_tokens = run.ctx_tokens;
-  e.step_tokens = o.compute.chunk_tokens;
+  e.step_tokens = o.compute.device == "cpu" ? o.compute.chunk_tokens : kGpuStepTokens;
   e.schedule = o.schedule == "slo" ? SchedulePolicy::slo : SchedulePolicy::fcfs;
   e.max_running = o.max_running;
   e.max_queued = o.max_queued;
@@ -120,16 +123,29 @@ server::ModelCard model_card(const ServeOptions& o, const Model& model, int64_t 
 void print_capacity(const Engine& engine) {
   const EngineOptions& o = engine.options();
   const cache::CacheShape& shape = engine.cache_shape();
-  // Pages take their memory when they are first used.
-  const int64_t left = std::max<int64_t>(0, available_memory_bytes() - o.pool_bytes - o.host_bytes);
-  note(fmt::format("k3: pool of {}: {} pages of {}, blocks of {} tokens; {} of memory left beside it",
-                   format_bytes(o.pool_bytes), o.pool_bytes / shape.page_bytes, format_bytes(shape.page_bytes),
-                   shape.block_tokens, format_bytes(left)));
+  const Device device = engine.model().device();
+  // Pages on the host take their memory when they are first used.
+  std::string left = fmt::format("{} of memory left beside it",
+                                 format_bytes(std::max<int64_t>(0, available_memory_bytes() - o.pool_bytes - o.host_bytes)));
+  if (const auto memory = device_memory(device); device.is_cuda() && memory.ok()) {
+    left = fmt::format("{}: {} weights, {} scratch of steps, {} of {} still free", device_name(device),
+                       format_bytes(engine.model().weights().size_bytes), format_bytes(engine.scratch_bytes()),
+                       format_bytes(memory->free_bytes), format_bytes(memory->total_bytes));
+  }
+  note(fmt::format("k3: pool of {}: {} pages of {} ({} tokens), blocks of {} tokens; {}", format_bytes(o.pool_bytes),
+                   o.pool_bytes / shape.page_bytes, format_bytes(shape.page_bytes), shape.page_tokens, shape.block_tokens, left));
   std::string line;
   for (const CapacityLine& c : engine.capacity()) {
     line += fmt::format("{}{} at {} tokens", line.empty() ? "" : ", ", c.sequences, format_grouped(c.ctx_tokens));
   }
   note(fmt::format("k3: users at once: {} (computed at once: at most {}; further ones wait)", line, o.max_running));
+}
+
+// The last frames get a second to leave.
+void flush(server::Service& service) {
+  service.interrupt();
+  constexpr int kFlushSteps = 50;
+  for (int i = 0; i < kFlushSteps && service.http_stats().exchanges > 0; ++i) sleep_ms(20);
 }
 
 // Until all is done, the time is over, or a further signal comes.
@@ -139,9 +155,7 @@ Status drain(server::Service& service, double seconds) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
   while (!service.drained() && g_signals < 2 && std::chrono::steady_clock::now() < end) sleep_ms(20);
   if (service.drained()) return {};
-  service.interrupt();
-  constexpr int kFlushSteps = 50;  // the last frames get a second to leave
-  for (int i = 0; i < kFlushSteps && service.http_stats().exchanges > 0; ++i) sleep_ms(20);
+  flush(service);
   if (g_signals >= 2) return fail(Code::cancelled, "interrupted");
   note("k3: requests that were under way have been cut off");
   return {};
@@ -163,7 +177,6 @@ server::ServerOptions server_options(const ServeOptions& o, std::vector<std::str
 }  // namespace
 
 Status serve_command(const ServeOptions& o) {
-  K3_TRY(refuse_gpu(o.compute, "serve", "the cache's pages lie in host memory"));
   K3_TRY_ASSIGN(std::vector<std::string> keys, read_keys(o.api_key_file));
   K3_TRY_ASSIGN(const Tokenizer tokenizer, load_tokenizer(o.model));
   RunNeeds needs;
@@ -228,7 +241,11 @@ Status serve_command(const ServeOptions& o) {
   note(fmt::format("k3: listening on http://{}:{} (Ctrl-C stops)", shown, service->port()));
   std::signal(SIGINT, on_signal);
   std::signal(SIGTERM, on_signal);
-  while (g_signals == 0) sleep_ms(50);
+  while (g_signals == 0 && engine->device_status().ok()) sleep_ms(50);
+  if (Status lost = engine->device_status(); !lost.ok()) {
+    flush(*service);
+    return std::move(lost).with_context("the GPU cannot be used any more; start again");
+  }
   return drain(*service, o.drain_seconds);
 }
 

@@ -105,7 +105,8 @@ void add_engine(CLI::App& app, ServeOptions& o) {
 void add_cache(CLI::App& app, ServeOptions& o) {
   const char* group = "Prefix cache";
   app.add_option("--pool-bytes", o.pool_bytes,
-                 "Memory for sequences and kept prefixes (default: room for --max-running, at most half of what is free)")
+                 "Memory for sequences and kept prefixes (default: room for --max-running, at most half of what is free; on a GPU all "
+                 "that weights and scratch leave)")
       ->check(check_bytes)
       ->group(group);
   app.add_option("--host-bytes", o.host_bytes, "Memory for prefixes that the pool has no room for (default 0)")
@@ -123,7 +124,7 @@ void add_cache(CLI::App& app, ServeOptions& o) {
   app.add_option("--conv-dtype", o.conv_dtype, "Convolution states: f32 or bf16 (default: bf16, or f32 with --policy exact)")
       ->check(CLI::IsMember({"f32", "bf16"}))
       ->group(group);
-  app.add_option("--latent-dtype", o.latent_dtype, "MLA latents: f32, bf16 or f8_e4m3 (default: bf16, or f32 with --policy exact)")
+  app.add_option("--latent-dtype", o.latent_dtype, "MLA latents: f32, bf16 or f8_e4m3 (default: bf16, or f32 with --policy exact; on a GPU bf16 alone)")
       ->check(CLI::IsMember({"f32", "bf16", "f8_e4m3"}))
       ->group(group);
   app.add_option("--checkpoints", o.checkpoints,

@@ -26,11 +26,16 @@ std::vector<PagedLayout::Layer> place_layers(const Config& config, std::span<con
 }
 
 Result<PagedRunner> PagedRunner::create(const Model& model, ThreadPool& pool, const ComputeMode& mode,
-                                        const PagedLayout& layout) {
+                                        const PagedLayout& layout, const StepLimits& limits) {
   K3_CHECK(static_cast<int64_t>(layout.layers.size()) == model.config().num_hidden_layers, "{} layers are placed",
            layout.layers.size());
-  K3_TRY_ASSIGN(Stepper stepper, Stepper::create(model, pool, mode));
+  K3_TRY_ASSIGN(Stepper stepper, Stepper::create(model, pool, mode, limits));
   return PagedRunner(std::move(stepper), layout);
+}
+
+Status PagedRunner::settle_scratch() {
+  Workspace& workspace = *stepper_.ctx().workspace;
+  return workspace.reserve(workspace.peak_bytes());
 }
 
 void PagedRunner::make_views(std::span<const PagedInput> inputs) {

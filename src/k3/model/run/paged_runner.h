@@ -49,7 +49,16 @@ struct PagedInput {
 
 class PagedRunner {
  public:
-  static Result<PagedRunner> create(const Model& model, ThreadPool& pool, const ComputeMode& mode, const PagedLayout& layout);
+  // limits: of steps on a GPU.
+  static Result<PagedRunner> create(const Model& model, ThreadPool& pool, const ComputeMode& mode, const PagedLayout& layout,
+                                    const StepLimits& limits = {});
+
+  // Another pool of the same layout, before any step that is not thrown away.
+  void set_pool(std::byte* pool) { layout_.pool = pool; }
+  // On a GPU: scratch becomes one piece, as large as the steps so far needed. Before the first step of single tokens.
+  Status settle_scratch();
+  Stream stream() { return stepper_.ctx().stream; }
+  int64_t scratch_bytes() { return stepper_.ctx().workspace->peak_bytes(); }
 
   // One forward over all inputs; the logits rows in order, valid until the next call.
   Result<Tensor> step(std::span<const PagedInput> inputs);

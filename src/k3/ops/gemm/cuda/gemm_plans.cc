@@ -18,6 +18,7 @@ namespace k3::ops::cuda {
 namespace {
 
 constexpr int kCandidates = 12, kTimed = 3;
+constexpr int64_t kLargeBucket = 4096;  // from here on more tokens only repeat the tiles
 constexpr size_t kFlushBytes = size_t{128} << 20;  // more than the L2 of any GPU we build for
 
 // rows, in, f32, accumulate, bucket: plans of one product lie side by side, by bucket.
@@ -83,10 +84,12 @@ struct GemmPlans::Impl {
 
   const Plan* find(const GemmShape& s) const {
     const Key from = key_of(s, gemm_token_bucket(s.tokens));
-    const auto it = plans.lower_bound(from);
-    if (it == plans.end()) return nullptr;
-    const auto& [rows, in, f32, accumulate, bucket] = it->first;
-    return it->first == key_of(s, bucket) ? &it->second : nullptr;
+    const auto of_this_product = [&](const Key& key) { return key == key_of(s, std::get<4>(key)); };
+    auto it = plans.lower_bound(from);
+    if (it != plans.end() && of_this_product(it->first)) return &it->second;
+    // More tokens than were ever measured: the most that were, if those were many.
+    if (it == plans.begin() || !of_this_product((--it)->first) || std::get<4>(it->first) < kLargeBucket) return nullptr;
+    return &it->second;
   }
 
   cublasStatus_t matmul(const Layouts& at, const cublasLtMatmulAlgo_t& algo, bool accumulate, const void* x, const void* w,

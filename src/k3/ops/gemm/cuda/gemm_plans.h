@@ -35,7 +35,7 @@ class GemmPlans {
 
   // Measures the candidates for the bucket of shape.tokens (gemm_token_bucket) unless it has a plan. Waits for the device.
   Status prepare(const GemmShape& shape, Stream stream);
-  bool has(const GemmShape& shape) const;  // a plan of this bucket or a larger one
+  bool has(const GemmShape& shape) const;  // a plan of this bucket or a larger one, or one of 4,096 tokens or more
   // us of the plan that run() takes, as measured; 0 without one.
   double measured_us(const GemmShape& shape) const;
 
