@@ -91,7 +91,7 @@ std::unique_ptr<ThreadPool> make_pool(int threads) {
 
 Status refuse_gpu(const ComputeOptions& options, std::string_view command, std::string_view why) {
   if (options.device == "cpu") return {};
-  return fail(Code::unsupported, "`k3 {}` does not work with --device {} yet: {}; run, chat, logits and perplexity do", command,
+  return fail(Code::unsupported, "`k3 {}` does not work with --device {} yet: {}; run, chat, logits, perplexity and bench do", command,
               options.device, why);
 }
 
