@@ -89,12 +89,6 @@ std::unique_ptr<ThreadPool> make_pool(int threads) {
   return std::make_unique<ThreadPool>(threads, worker_cpus(machine, plan_numa(machine, threads, 0), cpu_quota()));
 }
 
-Status refuse_gpu(const ComputeOptions& options, std::string_view command, std::string_view why) {
-  if (options.device == "cpu") return {};
-  return fail(Code::unsupported, "`k3 {}` does not work with --device {} yet: {}; run, chat, serve, logits and perplexity do", command,
-              options.device, why);
-}
-
 Result<LoadedModel> load_model(const std::string& path, const ComputeOptions& options, const RunNeeds& needs) {
   const auto start = std::chrono::steady_clock::now();
   K3_TRY_ASSIGN(LoadOptions load, load_options(path, options, needs));

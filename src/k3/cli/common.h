@@ -39,9 +39,6 @@ struct RunNeeds {
 // A pool whose workers run where the plan of this machine (numa_plan.h) puts them.
 std::unique_ptr<ThreadPool> make_pool(int threads);
 
-// For commands that do not compute on a GPU yet.
-Status refuse_gpu(const ComputeOptions& options, std::string_view command, std::string_view why);
-
 Result<LoadedModel> load_model(const std::string& path, const ComputeOptions& options, const RunNeeds& needs = {});
 DType cache_dtype(const std::string& name);  // f32, bf16 or f8_e4m3, as CLI11 has checked
 Result<RunnerOptions> runner_options(const ComputeOptions& options, const Config& config);

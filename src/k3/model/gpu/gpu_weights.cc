@@ -55,6 +55,14 @@ class Loader {
  public:
   Loader(Device device, const Checkpoint& checkpoint, const Config& config, ThreadPool& pool, const LoadProgress& progress)
       : device_(device), checkpoint_(checkpoint), config_(config), pool_(pool), progress_(progress), total_(text_weight_bytes(config)) {}
+  // After an error copies may still be under way from memory that goes now.
+  ~Loader() {
+    for (const StreamHandle* stream : {&stream_, &small_stream_, &pack_stream_}) {
+      if (*stream) (void)synchronize(stream->get());
+    }
+  }
+  Loader(const Loader&) = delete;
+  Loader& operator=(const Loader&) = delete;
 
   Result<WeightSet> run() {
     K3_TRY_ASSIGN(const DeviceMemory memory, device_memory(device_));
@@ -65,6 +73,11 @@ class Loader {
     Clock clock;
     K3_TRY_ASSIGN(stream_, make_stream());
     K3_TRY_ASSIGN(small_stream_, make_stream());
+    K3_TRY_ASSIGN(pack_stream_, make_stream());
+    K3_TRY_ASSIGN(fed_, make_event());
+    for (Unpacked& u : unpacked_) {
+      K3_TRY_ASSIGN(u.packed, make_event());
+    }
     K3_TRY_ASSIGN(PinnedFeeder feeder, PinnedFeeder::create(device_, pool_, stream_.get()));
     feeder_.emplace(std::move(feeder));
     clock.lap(place_seconds_);
@@ -82,6 +95,7 @@ class Loader {
     clock = {};
     K3_TRY(synchronize(small_stream_.get()));
     K3_TRY(synchronize(stream_.get()));
+    K3_TRY(synchronize(pack_stream_.get()));
     clock.lap(feed_seconds_);
     log_info("weights onto {}: {} in arenas and streams, {} in names and places, {} in reads and copies, {} in small parameters",
              device_name(device_), format_seconds(place_seconds_), format_seconds(wire_seconds_), format_seconds(feed_seconds_),
@@ -137,6 +151,21 @@ class Loader {
     return {};
   }
 
+  // Experts as the checkpoint has them, in two places: one is packed while the other fills.
+  struct Unpacked {
+    Storage memory;
+    EventHandle packed;
+    bool in_use = false;
+  };
+  Result<std::byte*> make_room(Unpacked& to, int64_t bytes) {
+    if (to.in_use) K3_TRY(wait(stream_.get(), to.packed));
+    if (to.memory.size_bytes() < bytes) {
+      K3_TRY(synchronize(pack_stream_.get()));  // what is packed from the old place
+      K3_TRY_ASSIGN(to.memory, Storage::allocate_on(device_, bytes));
+    }
+    return to.memory.data();
+  }
+
   Status experts(int64_t l, MoeWeights& moe) {
     ops::ExpertBank& bank = moe.bank;
     bank.experts = config_.num_experts;
@@ -157,22 +186,21 @@ class Loader {
         for (size_t i = 0; i < some.size(); ++i) K3_TRY(wire_expert(plan, l, begin + static_cast<int64_t>(i), some[i]));
         return {};
       };
-      K3_TRY_ASSIGN(const int64_t read_bytes, bring(wire, [&](int64_t count) -> Result<std::byte*> {
-        if (unpacked_.size_bytes() < count) {
-          K3_TRY(synchronize(stream_.get()));  // what is in use goes
-          K3_TRY_ASSIGN(unpacked_, Storage::allocate_on(device_, count));
-        }
-        return unpacked_.data();
-      }));
-      const Mover move{host_.data(), read_bytes, unpacked_.data()};
+      Unpacked& to = unpacked_[turn_ ^= 1];
+      K3_TRY_ASSIGN(const int64_t read_bytes, bring(wire, [&](int64_t count) { return make_room(to, count); }));
+      const Mover move{host_.data(), read_bytes, to.memory.data()};
+      K3_TRY(record(fed_, stream_.get()));
+      K3_TRY(wait(pack_stream_.get(), fed_));
       for (size_t i = 0; i < some.size(); ++i) {
         ops::ExpertWeights& e = some[i];
         if (e.w1.scheme != bank.scheme) {
           return fail(Code::unsupported, "the experts of layer {} are neither BF16 nor MXFP4, which is what the GPU kernels read", l);
         }
         move.all(e.w1, e.w2, e.w3);
-        K3_TRY(ops::cuda::pack_expert(bank, begin + static_cast<int64_t>(i), e.w1, e.w2, e.w3, stream_.get()));
+        K3_TRY(ops::cuda::pack_expert(bank, begin + static_cast<int64_t>(i), e.w1, e.w2, e.w3, pack_stream_.get()));
       }
+      K3_TRY(record(to.packed, pack_stream_.get()));
+      to.in_use = true;
     }
     for (Storage* storage : {&gate_up, &down, &factors}) set_.arenas.push_back(std::move(*storage));
     return {};
@@ -185,10 +213,14 @@ class Loader {
   const LoadProgress& progress_;
   int64_t total_;
   std::atomic<int64_t> done_{0};
-  StreamHandle stream_, small_stream_;  // copies of memory that is not pinned wait for their stream, which is better empty
+  StreamHandle stream_, pack_stream_;
+  StreamHandle small_stream_;  // copies of memory that is not pinned wait for their stream, which is better empty
   double place_seconds_ = 0, wire_seconds_ = 0, feed_seconds_ = 0, small_seconds_ = 0;
   std::optional<PinnedFeeder> feeder_;
-  Storage host_, unpacked_;
+  Storage host_;
+  Unpacked unpacked_[2];
+  size_t turn_ = 0;
+  EventHandle fed_;
   WeightSet set_;
 };
 

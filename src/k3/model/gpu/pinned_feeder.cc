@@ -9,6 +9,7 @@ namespace {
 // Large enough for the full rate of a copy, small enough that what a core has read is still in its cache when it is copied: on one
 // H200 with 16 cores 49 GB/s of 55; slots of 8 MiB gave 44. Pinning itself takes half a millisecond a MiB.
 constexpr int64_t kSlotBytes = int64_t{2} << 20;
+constexpr int kMostWorkers = 16;  // twelve keep the bus busy
 
 }  // namespace
 
@@ -18,8 +19,8 @@ Result<PinnedFeeder> PinnedFeeder::create(Device device, ThreadPool& pool, Strea
   feeder.pool_ = &pool;
   feeder.stream_ = stream;
   K3_TRY(set_current_device(device));
-  feeder.workers_.resize(static_cast<size_t>(pool.size()));
-  K3_TRY_ASSIGN(feeder.memory_, Storage::pinned(2 * kSlotBytes * pool.size()));
+  feeder.workers_.resize(static_cast<size_t>(std::min(pool.size(), kMostWorkers)));
+  K3_TRY_ASSIGN(feeder.memory_, Storage::pinned(2 * kSlotBytes * static_cast<int64_t>(feeder.workers_.size())));
   std::byte* at = feeder.memory_.data();
   for (Worker& worker : feeder.workers_) {
     for (Slot& slot : worker.slots) {
@@ -64,6 +65,7 @@ Status PinnedFeeder::feed(const Checkpoint& checkpoint, const std::vector<ReadJo
   std::mutex mutex;
   Status first_error;
   pool_->run([&](int index) {
+    if (static_cast<size_t>(index) >= workers_.size()) return;
     Status status = set_current_device(device_);
     Worker& worker = workers_[static_cast<size_t>(index)];
     for (size_t i = next++; status.ok() && i < pieces.size() && !failed; i = next++) {

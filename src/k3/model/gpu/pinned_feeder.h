@@ -1,7 +1,7 @@
 // Purpose:  bytes of a checkpoint into the memory of a GPU, read and copied at the same time.
 // Shapes:   none.
 // Units:    bytes.
-// Memory:   two pinned buffers a worker of the pool. Small parameters, which are widened and checked on the host, are left to the
+// Memory:   two pinned buffers a worker of the pool, of 16 at most. Small parameters, which are widened and checked on the host, are left to the
 //           caller; large tensors go from the file to their place in pieces and are never whole in host memory.
 // Threads:  one thread calls; the pool's workers read, and queue copies on one stream.
 // Errors:   those of reading; scale bytes that are none; those of the device.
