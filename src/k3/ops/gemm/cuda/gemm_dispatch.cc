@@ -14,6 +14,7 @@ void linear_many(const Ctx& ctx, const Tensor& x, std::span<const ops::LinearPar
   args.in = x.dim(1);
   args.x_stride = x.stride(0);
   args.deterministic = ctx.deterministic;
+  args.dependent = true;
   for (const ops::LinearPart& part : parts) {
     K3_CHECK(part.w.cols == x.dim(1) && part.y.dim(1) == part.w.rows && part.y.dim(0) == x.dim(0), "linear: weight {} x {}, x {}, y {}",
              part.w.rows, part.w.cols, x.shape_text(), part.y.shape_text());

@@ -57,6 +57,8 @@ struct Mix {
     d.slots.state_bf16 = state.recurrent_dtype == DType::bf16;
     d.slots.conv_bf16 = state.conv_dtype == DType::bf16;
     d.batch = static_cast<int32_t>(tokens());
+    // Slots and states were written by the step before, and a step begins with a copy, which everything waits for.
+    d.launch.dependent = d.launch.early_state = 1;
     ctx.gpu->note(kda_decode_cuda(d, ctx.stream), "kda decode");
   }
 

@@ -77,6 +77,7 @@ void expanded(const Ctx& ctx, const ops::MlaArgs& args) {
   e.tokens = keys;
   e.in = kLatent;
   e.x_stride = kWidth;
+  e.dependent = true;
   e.part_count = 1;
   e.parts[0] = {.w = args.kv_b, .y = both.data, .y_stride = both.stride(0)};
   ctx.gpu->note(gemm_cuda(e, ctx.gpu->plans(), ctx.stream), "mla expand");
