@@ -80,9 +80,9 @@ void attn_res_site(const Ctx& ctx, const ops::AttnResSite& site) noexcept {
   s.eps = s.norm_eps = site.eps;
   s.out = site.out.data;
   s.out_stride = site.out.stride(0);
-  // Bank and prefix are older than the kernel right before; between two sites at least one kernel starts its successor only
-  // after it has waited itself.
-  s.dependent = true;
+  // Bank and prefix are read before the kernel right before has ended. With a delta they are older, and the kernel that makes the
+  // delta lets this one start only when all before it is complete (gemm_dispatch.cc; the experts do so, too).
+  s.dependent = static_cast<bool>(site.delta);
   ctx.gpu->note(attn_res_cuda(s, ctx.stream), "attn_res");
 }
 

@@ -81,6 +81,7 @@ Rows launch_of(const GemmArgs& a, Scheme scheme, const RowsConfig& config) {
   rows.x_stride = a.x_stride;
   rows.tokens = static_cast<int>(a.tokens);
   rows.in = static_cast<int>(a.in);
+  rows.release_late = a.release_late;
   const int64_t group = 8 * config.token_tiles;
   rows.token_groups = static_cast<int>((a.tokens + group - 1) / group);
   rows.k_warps_log2 = std::countr_zero(static_cast<unsigned>(config.k_warps));

@@ -14,7 +14,9 @@
 //           deterministic: each y[t, o] is one fixed sum over i whatever T, t, the neighbours and the other parts are.
 //           cuBLASLt never is used then: it picks an algorithm, so an order of sums, for every range of T.
 //           dependent: programmatic dependent launch; the weights (not x or y) are read before the kernel before has
-//           ended, so that kernel must not write them.
+//           ended, so that kernel must not write them. The kernel after may start at once, before this one has waited;
+//           with release_late when it has, so that what the kernel after reads before it waits may be as young as the
+//           kernel before the kernel before this one.
 #pragma once
 
 #include <array>
@@ -45,6 +47,7 @@ struct GemmArgs {
   std::array<GemmPart, kMostParts> parts{};
   bool deterministic = false;
   bool dependent = false;
+  bool release_late = false;
 };
 
 // plans may be null: everything runs on the stream and the row kernel. Parts that follow each other in memory, w after w and

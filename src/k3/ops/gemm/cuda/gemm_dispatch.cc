@@ -15,6 +15,9 @@ void linear_many(const Ctx& ctx, const Tensor& x, std::span<const ops::LinearPar
   args.x_stride = x.stride(0);
   args.deterministic = ctx.deterministic;
   args.dependent = true;
+  // A sub-layer ends with a product of one weight. The site after it reads, before it waits, what the site before wrote; all
+  // kernels between may start early, but this one lets the site start only when it has waited itself.
+  args.release_late = parts.size() == 1;
   for (const ops::LinearPart& part : parts) {
     K3_CHECK(part.w.cols == x.dim(1) && part.y.dim(1) == part.w.rows && part.y.dim(0) == x.dim(0), "linear: weight {} x {}, x {}, y {}",
              part.w.rows, part.w.cols, x.shape_text(), part.y.shape_text());

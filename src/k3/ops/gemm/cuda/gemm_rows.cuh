@@ -23,6 +23,7 @@ struct Rows {
   int tokens = 0, in = 0, part_count = 0, rows = 0;
   int tiles = 0, base_height = 0, higher = 0;
   int token_groups = 0;  // of 8 * token_tiles tokens
+  bool release_late = false;
   int k_warps_log2 = 0, cluster_log2 = 0;
   RowsPart parts[6] = {};
 };

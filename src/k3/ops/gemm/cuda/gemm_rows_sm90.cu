@@ -149,8 +149,9 @@ __global__ void __launch_bounds__(kThreads, kBlocks) rows_kernel(const __grid_co
     raw[d][0] = Codec::load(low, step + d * stride, q, in);
     raw[d][1] = Codec::load(high, step + d * stride, q, in);
   }
-  pdl_release();
+  if (!p.release_late) pdl_release();
   pdl_wait();
+  if (p.release_late) pdl_release();
 
   const uint16_t* x[kTiles];
   int limit[kTiles];

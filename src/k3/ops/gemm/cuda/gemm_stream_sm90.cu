@@ -47,8 +47,9 @@ __global__ void __launch_bounds__(kThreads, kBlocks) stream_kernel(const __grid_
     }
   }
   cp_async_commit();
-  pdl_release();
+  if (!p.release_late) pdl_release();
   pdl_wait();
+  if (p.release_late) pdl_release();
 
   const uint8_t* x[kTokenTiles];
   bool is_token[kTokenTiles];

@@ -158,6 +158,7 @@ __global__ void __launch_bounds__(kWarps * 32, min_blocks<State, kSplit, kWarps>
 
   const bool early = args.launch.early_state != 0;
   if (!early) pdl_wait();
+  pdl_release();
   const int slot = args.slots.slots[request];
   if (slot < 0) {
     if (early) pdl_wait();
@@ -262,8 +263,6 @@ __global__ void __launch_bounds__(kWarps * 32, min_blocks<State, kSplit, kWarps>
       if (row_lane == 0) outputs[row0 + row] = o;
     }
   }
-  pdl_release();
-
   if constexpr (kSplit > 1) {
     cluster_wait();  // every block has read the conv state (and runs)
     if (warp < 3 && rank == 0) store_window(args.slots, conv_at, w.heads, conv);

@@ -3,13 +3,21 @@
 #include <cuda_bf16.h>
 
 #include "k3/ops/cuda/launch.cuh"
-#include "k3/ops/cuda/reduce.cuh"
+#include "k3/ops/cuda/ptx.cuh"
 #include "k3/ops/mla/cuda/mla_launch.cuh"
 
 namespace k3::ops::cuda {
 namespace {
 
 constexpr int kThreads = 128, kHeadRows = kMlaNope + kMlaValue;
+
+// After the weights were asked for; the kernel after may ask for its own at once.
+__device__ __forceinline__ void meet_the_kernel_before() {
+#if __CUDA_ARCH__ >= 900
+  pdl_release();
+  pdl_wait();
+#endif
+}
 
 // The A fragments of 16 columns k of a [16, kWidth] tile in shared memory with rows of kPitch.
 template <int kPitch>
@@ -42,7 +50,7 @@ __global__ void __launch_bounds__(kThreads) absorb(const MlaAbsorb p) {
     cp_async<16>(shared_address(w + row * kWPitch + column), weight + row * kLatent + column);
   }
   cp_async_commit();
-  dependent_begin();  // the weights do not depend on the kernel before
+  meet_the_kernel_before();  // the weights do not depend on the kernel before
   const auto* q = static_cast<const __nv_bfloat16*>(p.q) + head * kMlaKey;
   auto* out = static_cast<__nv_bfloat16*>(p.query) + static_cast<int64_t>(head) * kLatentRow;
   const int64_t out_stride = p.heads * kLatentRow;
@@ -107,7 +115,7 @@ __global__ void __launch_bounds__(kThreads) values(const MlaValues p) {
   copy_rows<kLatent, kPitch>(w, weight, kLatent, 16);
   copy_rows<kLatent, kPitch>(w + 16 * kPitch * 2, weight + 16 * kLatent, kLatent, 16);
   cp_async_commit();
-  dependent_begin();
+  meet_the_kernel_before();
   const int64_t ol_stride = p.heads * kLatent;
   const auto* ol = static_cast<const __nv_bfloat16*>(p.ol) + static_cast<int64_t>(head) * kLatent;
   const int step = static_cast<int>(gridDim.z) * 16;
