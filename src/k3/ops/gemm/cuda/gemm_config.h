@@ -15,6 +15,7 @@
 namespace k3::ops::cuda {
 
 inline constexpr int kGemmRowTile = 16, kGemmKStep = 32, kGemmWarps = 8;
+inline constexpr int64_t kGemmShortRows = 1024;  // four k-steps a warp: as deep as the row kernel reads ahead
 
 // stream: BF16, few tokens, at the speed of memory, all parts in one launch; rows: any weights, read once for each 32
 // tokens; library: cuBLASLt, one launch a part.

@@ -49,20 +49,34 @@ MoeGlu glu_of(const ops::Glu& activation) {
   return {activation.kind == GluKind::situ, activation.beta, activation.linear_beta.value_or(0)};
 }
 
-void stream(const Ctx& ctx, const Tensor& z, const Tensor& ids, const Tensor& weights, const ops::ExpertBank& bank,
-            const ops::Glu& activation, const Tensor& out) {
+// What a call of the streaming kernels is given besides: its routing done, or the logits of it; what follows the sum.
+struct Besides {
+  Tensor ids = {}, weights = {};
+  MoeRouteCuda route = {};
+  int64_t topk = 0;
+  Tensor add = {}, norm = {};
+  float eps = 0;
+};
+
+void stream(const Ctx& ctx, const Tensor& z, const Besides& b, const ops::ExpertBank& bank, const ops::Glu& activation,
+            const Tensor& out) {
   const Workspace::Scope scope(*ctx.workspace);
-  const int64_t tokens = z.dim(0), topk = ids.dim(1);
+  const int64_t tokens = z.dim(0), topk = b.topk;
   MoeStreamCuda s;
   s.weights = experts_of(bank);
   s.glu = glu_of(activation);
   s.z = z.data;
-  s.ids = static_cast<const int32_t*>(ids.data);
+  s.ids = static_cast<const int32_t*>(b.ids.data);
+  s.route = b.route;
   s.tokens = static_cast<int>(tokens);
   s.topk = static_cast<int>(topk);
   s.first_expert = bank.first;
   s.slot_out = ctx.workspace->tensor({tokens * topk, bank.width}).f32();
-  s.sum.weights = weights.f32();
+  s.sum.weights = static_cast<const float*>(b.weights.data);
+  s.sum.add = b.add.data;
+  s.sum.norm_weight = b.norm.data;
+  s.sum.norm_f32 = b.norm.dtype == DType::f32;
+  s.sum.eps = b.eps;
   s.sum.out = out.data;
   const Result<void*> counters = ctx.gpu->zeroed(moe_stream_workspace_bytes(kStreamTokens, topk, bank.experts, bank.hidden));
   if (!counters.ok()) end_exhausted(counters.error().message);
@@ -122,8 +136,40 @@ void moe(const Ctx& ctx, const Tensor& z, const Tensor& ids, const Tensor& weigh
   }
   for (int64_t begin = 0; begin < tokens; begin += kStreamTokens) {
     const int64_t end = std::min(tokens, begin + kStreamTokens);
-    stream(ctx, z.slice(begin, end), ids.slice(begin, end), weights.slice(begin, end), bank, activation, out.slice(begin, end));
+    stream(ctx, z.slice(begin, end), {.ids = ids.slice(begin, end), .weights = weights.slice(begin, end), .topk = ids.dim(1)}, bank,
+           activation, out.slice(begin, end));
   }
+}
+
+void routed_experts(const Ctx& ctx, const ops::RoutedExperts& a) noexcept {
+  const int64_t tokens = a.z.dim(0), topk = a.route.topk;
+  if (tokens == 0) return;
+  K3_CHECK(a.z.dtype == DType::bf16 && a.z.contiguous() && a.out.contiguous() && a.bank && a.z.dim(1) == a.bank.width, "moe: z {}",
+           a.z.shape_text());
+  K3_CHECK(!a.add || (a.add.contiguous() && a.add.dtype == DType::bf16), "moe: something to add of {}", a.add.shape_text());
+  if (moe_stream_routes(tokens, topk)) {
+    Besides b;
+    b.route = {.logits = a.logits.f32(),
+               .bias = a.bias ? a.bias.f32() : nullptr,
+               .experts = static_cast<int>(a.logits.dim(1)),
+               .renormalise = a.route.renormalise,
+               .scale = a.route.scale};
+    b.topk = topk;
+    b.add = a.add;
+    b.norm = a.norm;
+    b.eps = a.eps;
+    return stream(ctx, a.z, b, a.bank, a.activation, a.out);
+  }
+  const Workspace::Scope scope(*ctx.workspace);
+  const Tensor ids = ctx.workspace->tensor({tokens, topk}, DType::i32), weights = ctx.workspace->tensor({tokens, topk});
+  cuda::router(ctx, a.logits, a.bias, a.route, ids, weights);
+  if (tokens <= kStreamTokens) {
+    return stream(ctx, a.z, {.ids = ids, .weights = weights, .topk = topk, .add = a.add, .norm = a.norm, .eps = a.eps}, a.bank,
+                  a.activation, a.out);
+  }
+  cuda::moe(ctx, a.z, ids, weights, a.bank, a.activation, a.out);
+  if (a.norm) cuda::rms_norm(ctx, a.out, a.norm, a.eps, a.out);
+  if (a.add) cuda::add(ctx, a.add, a.out);
 }
 
 }  // namespace k3::ops::cuda

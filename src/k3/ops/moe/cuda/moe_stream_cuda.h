@@ -25,6 +25,9 @@ namespace k3::ops::cuda {
 
 int64_t moe_stream_workspace_bytes(int64_t tokens, int64_t topk, int64_t experts, int64_t hidden);
 
+// Calls that may be given logits instead of ids: then each block routes for itself (router.h), and weights are not read.
+bool moe_stream_routes(int64_t tokens, int64_t topk);
+
 CudaStatus moe_stream_cuda(const MoeStreamCuda& args, Stream stream);
 CudaStatus moe_combine_cuda(const MoeCombineCuda& args, Stream stream);
 

@@ -16,6 +16,7 @@
 #include "k3/ops/moe/cuda/moe_combine_cuda.cuh"
 #include "k3/ops/moe/cuda/moe_stream_pack.cuh"
 #include "k3/ops/moe/cuda/moe_stream_types.h"
+#include "k3/ops/router/cuda/router_token.cuh"
 
 namespace k3::ops::cuda {
 namespace {
@@ -104,9 +105,41 @@ __device__ int tokens_now(const MoeStreamPass& p) {
   return count < 0 ? 0 : count < p.tokens ? count : p.tokens;
 }
 
+// Where a block keeps its own routing (kMoeRouteBytes).
+struct RouteShared {
+  int32_t* ids;    // [kSmallSlots]
+  float* weights;  // [kSmallSlots]
+  uint2* candidates;
+  int* chosen;
+  __device__ RouteShared(uint8_t* at, int warp)
+      : ids(reinterpret_cast<int32_t*>(at)),
+        weights(reinterpret_cast<float*>(ids + kSmallSlots)),
+        candidates(reinterpret_cast<uint2*>(weights + kSmallSlots) + warp * kRouterCandidates),
+        chosen(reinterpret_cast<int*>(reinterpret_cast<uint2*>(weights + kSmallSlots) + kSmallTokens * kRouterCandidates) +
+               warp * kRouterTopk) {}
+};
+
+// One token's routing by one warp, in each block anew.
+template <int kHeld>
+__device__ __forceinline__ void route_here(const MoeStreamPass& p, const RouteShared& to, const float* logits, int token) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  uint32_t keys[kHeld];
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) {
+    const int e = i * 32 + lane;
+    keys[i] = e < p.route.experts ? route_key(logits[e], p.route.bias != nullptr ? p.route.bias[e] : 0) : 0;
+  }
+  const RouteChoice choice =
+      route_token({p.route.experts, p.topk, p.route.renormalise, p.route.scale}, logits, keys, to.candidates, to.chosen);
+  if (lane < p.topk) {
+    to.ids[token * p.topk + lane] = choice.expert;
+    to.weights[token * p.topk + lane] = choice.weight;
+  }
+}
+
 // The table in order; `slots` are those of real tokens. Table::slot is all 255 and a barrier has passed. Returns the number
 // of tiles. By all threads, at least 128; ends with a barrier.
-__device__ int small_table(const MoeStreamPass& p, const Table& table, int slots) {
+__device__ int small_table(const MoeStreamPass& p, const int32_t* ids, const Table& table, int slots) {
   __shared__ int16_t local[kSmallSlots], tile_of[kSmallSlots];
   __shared__ int firsts[4];
   const int tid = static_cast<int>(threadIdx.x), lane = tid % 32, warp = tid / 32;
@@ -117,7 +150,7 @@ __device__ int small_table(const MoeStreamPass& p, const Table& table, int slots
     if (!one_warp) __syncthreads();
     return one_warp ? firsts[0] : firsts[0] + firsts[1] + firsts[2] + firsts[3];
   }
-  const int global = tid < slots ? p.ids[tid] - p.first_expert : -1, mine = global >= 0 && global < p.experts ? global : -1;
+  const int global = tid < slots ? ids[tid] - p.first_expert : -1, mine = global >= 0 && global < p.experts ? global : -1;
   int leader = warp * 32 + __ffs(static_cast<int>(__match_any_sync(0xFFFFFFFFU, mine))) - 1;
   if (!one_warp) {
     local[tid] = static_cast<int16_t>(mine);
@@ -180,11 +213,29 @@ __global__ void __launch_bounds__(kWarps * 32, 1) stream_experts(const __grid_co
     for (int i = tid; i < kSmallSlots * kSmallTokens / 4; i += kThreads)
       reinterpret_cast<uint32_t*>(table.slot)[i] = 0xFFFFFFFFU;
   }
+  const bool routes = kBlocks == 1 && p.route.logits != nullptr;
+  const RouteShared routed(shared + p.route_at, warp);
+  const int32_t* const ids = routes ? routed.ids : p.ids;
+  const float* const slot_weights = routes ? routed.weights : p.sum.weights;
+  const auto route = [&](const float* logits, int each) {
+    if (p.route.experts <= 256) {
+      route_here<8>(p, routed, logits + warp * each, warp);
+    } else {
+      route_here<32>(p, routed, logits + warp * each, warp);
+    }
+  };
   __syncthreads();
-  pdl_wait();
-  pdl_release();
-
-  const int tokens = tokens_now(p);
+  int tokens = 0;
+  // Routing runs twice: the first time on the bias, before the kernel before has ended, so that its code is there.
+#pragma unroll 1
+  for (int pass = routes && p.route.bias != nullptr ? 0 : 1; pass < 2; ++pass) {
+    if (pass == 1) {
+      pdl_wait();
+      pdl_release();  // not before: what follows may read what the kernel two before this one wrote
+      tokens = tokens_now(p);
+    }
+    if (routes && warp < (pass == 1 ? tokens : p.tokens)) route(pass == 1 ? p.route.logits : p.route.bias, pass * p.route.experts);
+  }
   // B fragments of a segment: a thread always copies for the same column.
   const auto copy_b = [&](int phase, int row) {
     if (row >= 0) {
@@ -201,7 +252,8 @@ __global__ void __launch_bounds__(kWarps * 32, 1) stream_experts(const __grid_co
   };
   // Activations before weights: what comes after the first fill of the rings waits for it.
   if (in_order) copy_b(0, g < tokens ? g : -1);
-  const int tile_count = in_order ? small_table(p, table, tokens * p.topk) : *p.tile_count;
+  if (routes) __syncthreads();
+  const int tile_count = in_order ? small_table(p, ids, table, tokens * p.topk) : *p.tile_count;
   const auto part_of = [&](int units, int block) {  // the first unit of a block
     return static_cast<int>(static_cast<uint32_t>(tile_count * units) * static_cast<uint32_t>(block) / gridDim.x);
   };
@@ -419,7 +471,12 @@ __global__ void __launch_bounds__(kWarps * 32, 1) stream_experts(const __grid_co
   __syncthreads();
   if (sums) {
     if (tid == 0) release_add(p.counters, 1);
-    for (int token = block; token < tokens; token += static_cast<int>(gridDim.x)) {
+    // Without a norm, which wants whole rows, several blocks share a token.
+    const int fours = p.sum.width / 4;
+    const int parts = p.sum.norm_weight != nullptr || tokens == 0
+                          ? 1
+                          : max(1, min(static_cast<int>(gridDim.x) / tokens, (fours + 63) / 64));
+    for (int item = block; item < tokens * parts; item += static_cast<int>(gridDim.x)) {
       const auto wait = [&] {
         if (lane == 0) {
           while (acquire_load(p.counters) < static_cast<int>(gridDim.x)) {
@@ -427,7 +484,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) stream_experts(const __grid_co
         }
         __syncwarp();
       };
-      combine_token<kThreads>(p.sum, token, 0, 1, reinterpret_cast<float4*>(shared), wait);
+      combine_token<kThreads>(p.sum, ids, slot_weights, item / parts, item % parts, parts, reinterpret_cast<float4*>(shared), wait);
     }
     __syncthreads();
   }
