@@ -41,7 +41,8 @@ double segments_cost(const KdaPrefillShape& s, int64_t blocks, int64_t segment) 
 }  // namespace
 
 KdaPrefillPlan kda_prefill_plan(const KdaPrefillShape& s, const DeviceInfo& device, KdaPrefillForm form) {
-  const bool fits = device.capability / 10 == 9 && s.lower_bound && *s.lower_bound >= kFusedBound && *s.lower_bound < 0;
+  // Without a bound the factors refer to tokens near them (kernels.md 2.6); a bound that 16 tokens cannot hold goes the long way.
+  const bool fits = device.capability / 10 == 9 && (!s.lower_bound || (*s.lower_bound >= kFusedBound && *s.lower_bound < 0));
   if (!fits || form == KdaPrefillForm::recurrent) return {};
   const int64_t blocks = std::max(2, device.sm_count);
   const bool pairs = fused_cost(s, blocks, true) < fused_cost(s, blocks, false);

@@ -231,7 +231,6 @@ TEST(KdaPrefillGpu, FusedInputSets) {
   K3_NEEDS_GPU();
   if (!hopper()) GTEST_SKIP() << "Hopper alone";
   for (const KdaCase& c : kda_input_sets(2, 128, {100, 17})) {
-    if (!c.lower_bound) continue;
     check(c, {KdaPrefillForm::fused, true}, 11);
     check(c, {KdaPrefillForm::fused, false, false, 0, true}, 12);
   }
@@ -255,7 +254,7 @@ TEST(KdaPrefillGpu, SegmentsInputSets) {
   K3_NEEDS_GPU();
   if (!hopper()) GTEST_SKIP() << "Hopper alone";
   for (const KdaCase& c : kda_input_sets(1, 128, {200, 90})) {
-    if (c.lower_bound) check(c, {KdaPrefillForm::segments, false, false, 48}, 31);
+    check(c, {KdaPrefillForm::segments, false, false, 48}, 31);
   }
 }
 
@@ -264,10 +263,12 @@ TEST(KdaPrefillGpu, SegmentsInputSets) {
 TEST(KdaPrefillGpu, LongPromptsAgainstTokenByToken) {
   K3_NEEDS_GPU();
   if (!hopper()) GTEST_SKIP() << "Hopper alone";
-  for (const bool keep : {false, true}) {
+  for (const int i : {0, 1, 2, 3}) {
+    const bool keep = i % 2 == 1;
     KdaCase c = lengths({5003, 3000, 801}, 3);
     c.name = keep ? "long keep" : "long";
     c.dim = 128;
+    if (i >= 2) c.lower_bound = std::nullopt, c.name += " unbounded";
     if (keep) c.z_scale = 0, c.z_offset = -8;
     KdaData data(c, 77);
     round_inputs(data, false, false);

@@ -51,14 +51,21 @@ struct Valid {        // tokens of this chunk
   uint32_t rows[2];   // tokens lane / 4, + 8
 };
 
-struct GateConstants {
-  float rate;       // -exp(A_log) * log2(e)
-  float unit;       // 1 / (lower_bound * log2(e) * kGateUnit)
+struct GateConstants {  // with a bound; without
+  float rate;       // -exp(A_log) * log2(e); log2(e)
+  float unit;       // 1 / (lower_bound * log2(e) * kGateUnit); -exp(A_log) * kGateUnit
   uint32_t sum[4];  // A fragment of the lower triangle of ones, / kGateUnit
 };
 
+// Without a bound a token forgets at most so much, in log2: 2e-9 of a state may as well be nothing.
+constexpr float kMostDecay = 28.8F;
+
+template <bool kBounded>
 __device__ __forceinline__ uint32_t gates(uint32_t z, float bias, const GateConstants& c) {  // of two tokens
   const float e0 = exp2_approx(fmaf(low_bf16(z), c.rate, bias)), e1 = exp2_approx(fmaf(high_bf16(z), c.rate, bias));
+  if constexpr (!kBounded) {
+    return pack_half(fmaxf(c.unit * __log2f(1 + e0), -kMostDecay * kGateUnit), fmaxf(c.unit * __log2f(1 + e1), -kMostDecay * kGateUnit));
+  }
   return pack_half(rcp_approx(fmaf(e0, c.unit, c.unit)), rcp_approx(fmaf(e1, c.unit, c.unit)));
 }
 
@@ -68,7 +75,7 @@ struct Square {
   uint32_t k[4], q[4];
 };
 
-template <bool kMaps>
+template <bool kMaps, bool kBounded>
 __device__ __forceinline__ void open_square(uint32_t lane_row, int j, const GateConstants& c, float2 bias,
                                             const Valid& valid, Square& s) {
   const uint32_t zq = square_at(lane_row, j, kStepZQ);
@@ -76,8 +83,8 @@ __device__ __forceinline__ void open_square(uint32_t lane_row, int j, const Gate
   ldmatrix_x4_trans(z, zq + kAtZ);
   ldmatrix_x4(s.k, square_at(lane_row, j, kStepKV) + kAtK);
   if constexpr (!kMaps) ldmatrix_x4(s.q, zq + kAtQ);
-  s.gate[0] = gates(z[0], bias.x, c) & valid.pairs[0], s.gate[1] = gates(z[1], bias.x, c) & valid.pairs[1];
-  s.gate[2] = gates(z[2], bias.y, c) & valid.pairs[0], s.gate[3] = gates(z[3], bias.y, c) & valid.pairs[1];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) s.gate[i] = gates<kBounded>(z[i], i < 2 ? bias.x : bias.y, c) & valid.pairs[i % 2];
 #pragma unroll
   for (int i = 0; i < 4; ++i) s.k[i] &= valid.rows[i % 2];
 }
@@ -121,6 +128,68 @@ __device__ __forceinline__ void close_square(uint32_t lane_row, uint32_t buffer,
   }
   stmatrix_x4(zq + kAtZ, kp);
   stmatrix_x4(square_at(lane_row, j, kStepKV) + kAtK, ke);
+  if (lane < 4) store_shared(buffer + kAtE + static_cast<uint32_t>(lane * kERow + j * 16), whole);
+}
+
+// The same without a bound: no e^G of 16 tokens would do. Tokens 0-7 and what meets them refer to token 3, tokens 8-15 among
+// themselves to token 11: with kMostDecay every factor is within e^(+-80), and what is kept of the products below 1.
+template <bool kMaps>
+__device__ __forceinline__ void close_unbounded(uint32_t lane_row, uint32_t buffer, int j, const GateConstants& c, const Square& s,
+                                                Products& sum) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const uint32_t zq = square_at(lane_row, j, kStepZQ);
+  // Of channel i % 2 of octet i / 2. first: e^(G_3); second: e^(G_11 - G_3); down: e^(G - reference), of tokens 0-7 and 8-15.
+  float first[4], second[4], down[4][2], whole[4];
+  uint32_t km[4], ke[4];
+#pragma unroll
+  for (int octet = 0; octet < 2; ++octet) {
+    float g[4] = {};
+    mma16_half(g, c.sum, s.gate[2 * octet], s.gate[2 * octet + 1]);
+    float up[2][2], last[2], rest[2];  // e^(G_15 - G_11), e^(G_15 - G_3)
+#pragma unroll
+    for (int x = 0; x < 2; ++x) {
+      const int i = 2 * octet + x;
+      const float g3 = __shfl_sync(0xFFFFFFFFU, g[x], 12 + (lane & 3)), g11 = __shfl_sync(0xFFFFFFFFU, g[2 + x], 12 + (lane & 3)),
+                  g15 = __shfl_sync(0xFFFFFFFFU, g[2 + x], 28 + (lane & 3));
+      down[i][0] = exp2_approx(g[x] - g3), up[0][x] = exp2_approx(g3 - g[x]);
+      down[i][1] = exp2_approx(g[2 + x] - g11), up[1][x] = exp2_approx(g11 - g[2 + x]);
+      first[i] = exp2_approx(g3), second[i] = exp2_approx(g11 - g3), whole[i] = exp2_approx(g15);
+      last[x] = exp2_approx(g15 - g11), rest[x] = exp2_approx(g15 - g3);
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float k0 = low_bf16(s.k[2 * octet + half]) * up[half][0], k1 = high_bf16(s.k[2 * octet + half]) * up[half][1];
+      km[2 * octet + half] = pack_bf16(k0, k1);
+      ke[2 * octet + half] = pack_bf16(k0 * (half == 0 ? rest[0] : last[0]), k1 * (half == 0 ? rest[1] : last[1]));
+    }
+  }
+  // rows: of k or q; squares: their norms; l: their products with km; plain: they times e^G.
+  const auto side = [&](const uint32_t(&rows)[4], float(&squares)[2], float(&l)[2][4], uint32_t(&plain)[4]) {
+    uint32_t to_first[4], to_second[2];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int half = i % 2, x = i / 2 * 2;
+      const float r0 = low_bf16(rows[i]), r1 = high_bf16(rows[i]);
+      squares[half] = fmaf(r0, r0, fmaf(r1, r1, squares[half]));
+      float a0 = r0 * down[x][half], a1 = r1 * down[x + 1][half];
+      if (half == 1) {
+        to_second[i / 2] = pack_bf16(a0, a1);
+        a0 *= second[x], a1 *= second[x + 1];
+      }
+      to_first[i] = pack_bf16(a0, a1);
+      plain[i] = pack_bf16(a0 * first[x], a1 * first[x + 1]);
+    }
+    mma16(l[0], to_first[0], to_first[1], to_first[2], to_first[3], km[0], km[2]);
+    mma16(l[1], 0, to_second[0], 0, to_second[1], km[1], km[3]);
+  };
+  uint32_t plain[4];
+  side(s.k, sum.kk, sum.l, plain);
+  stmatrix_x4(zq + kAtZ, plain);
+  stmatrix_x4(square_at(lane_row, j, kStepKV) + kAtK, ke);
+  if constexpr (!kMaps) {
+    side(s.q, sum.qq, sum.p, plain);
+    stmatrix_x4(zq + kAtQ, plain);
+  }
   if (lane < 4) store_shared(buffer + kAtE + static_cast<uint32_t>(lane * kERow + j * 16), whole);
 }
 
@@ -242,8 +311,9 @@ __device__ __forceinline__ void produce(const K3KdaPrefill& a, const PrefillMaps
   ahead = walk;
   ahead.steps(s.cuts, piece.end, C::kEvery * C::kAhead);
   GateConstants c;
-  c.rate = -__expf(a.a_log[piece.head]) * 1.4426950408889634F;
-  c.unit = 1.0F / (a.lower_bound * 1.4426950408889634F * kGateUnit);
+  const float amount = -__expf(a.a_log[piece.head]);
+  c.rate = C::kBounded ? amount * 1.4426950408889634F : 1.4426950408889634F;
+  c.unit = C::kBounded ? 1.0F / (a.lower_bound * 1.4426950408889634F * kGateUnit) : amount * kGateUnit;
   const int row = lane >> 2, column = 2 * (lane & 3);
   const uint32_t ones = 0x14001400;  // 1 / kGateUnit, twice
   const uint32_t triangle = (column <= row ? 0x1400U : 0U) | (column + 1 <= row ? 0x14000000U : 0U);
@@ -264,13 +334,23 @@ __device__ __forceinline__ void produce(const K3KdaPrefill& a, const PrefillMaps
     mbar_wait(arrived + slot * 8, static_cast<uint32_t>(chunk / C::kOwn) & 1U);
     Products sum;
     Square square[2];
-    open_square<C::kMaps>(lane_row, 0, c, s.bias[0][row], valid, square[0]);
+    const auto open = [&](int j, Square& to) {
+      open_square<C::kMaps, C::kBounded>(lane_row, j, c, s.bias[j][row], valid, to);
+    };
+    const auto close = [&](int j, const Square& from) {
+      if constexpr (C::kBounded) {
+        close_square<C::kMaps>(lane_row, buffer, j, c, from, sum);
+      } else {
+        close_unbounded<C::kMaps>(lane_row, buffer, j, c, from, sum);
+      }
+    };
+    open(0, square[0]);
 #pragma unroll 1
     for (int j = 0; j < 8; j += 2) {  // the last one opens square 0 again, in vain
-      open_square<C::kMaps>(lane_row, j + 1, c, s.bias[j + 1][row], valid, square[1]);
-      close_square<C::kMaps>(lane_row, buffer, j, c, square[0], sum);
-      open_square<C::kMaps>(lane_row, (j + 2) % 8, c, s.bias[(j + 2) % 8][row], valid, square[0]);
-      close_square<C::kMaps>(lane_row, buffer, j + 1, c, square[1], sum);
+      open(j + 1, square[1]);
+      close(j, square[0]);
+      open((j + 2) % 8, square[0]);
+      close(j + 1, square[1]);
     }
     __syncwarp();
     finish<C::kMaps>(lane_row, buffer, sum, lane < count ? beta_of(a, logit) : 0.0F);

@@ -256,7 +256,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
   }
   if (thread == 0) s.piece = piece;
   if (thread < 64) {
-    const float rate = -__expf(a.a_log[piece.head]) * 1.4426950408889634F;
+    const float rate = (C::kBounded ? -__expf(a.a_log[piece.head]) : 1.0F) * 1.4426950408889634F;
     const float* bias = a.dt_bias + piece.head * kDim + thread / 8 * 16 + thread % 8;
     s.bias[thread / 8][thread % 8] = {rate * bias[0], rate * bias[8]};
   }
@@ -299,6 +299,19 @@ int launch_fused(const K3KdaPrefill& a, const PrefillMaps& maps, int64_t pieces,
   return launch(fused<C>, o, stream, a, maps);
 }
 
+template <bool kBounded>
+int fused_with(const K3KdaPrefill& a, const PrefillMaps& maps, cudaStream_t stream) {
+  return a.pairs != 0 ? launch_fused<Config<false, true, kBounded>>(a, maps, a.sequences, stream)
+                      : launch_fused<Config<false, false, kBounded>>(a, maps, a.sequences, stream);
+}
+template <bool kBounded>
+int segments_with(const K3KdaPrefill& a, const PrefillMaps& maps, cudaStream_t stream) {
+  const int64_t pieces = (a.longest + a.segment - 1) / a.segment;
+  int code = launch_fused<Config<true, false, kBounded>>(a, maps, a.sequences * (pieces - 1), stream);
+  if (code == 0 && pieces > 2) code = kda_prefill_scan_launch(a, stream);
+  return code != 0 ? code : launch_fused<Config<false, false, kBounded>>(a, maps, a.sequences * pieces, stream);
+}
+
 }  // namespace
 
 int kda_prefill_fused_launch(const K3KdaPrefill& a, CUstream_st* stream) {
@@ -307,17 +320,14 @@ int kda_prefill_fused_launch(const K3KdaPrefill& a, CUstream_st* stream) {
   PrefillMaps maps;
   const int code = kda_prefill_encode(a, maps);
   if (code != 0) return code;
-  return a.pairs != 0 ? launch_fused<Config<false, true>>(whole, maps, a.sequences, stream)
-                      : launch_fused<Config<false, false>>(whole, maps, a.sequences, stream);
+  return a.bounded != 0 ? fused_with<true>(whole, maps, stream) : fused_with<false>(whole, maps, stream);
 }
 
 int kda_prefill_segments_launch(const K3KdaPrefill& a, CUstream_st* stream) {
-  const int64_t pieces = (a.longest + a.segment - 1) / a.segment;
   PrefillMaps maps;
-  int code = kda_prefill_encode(a, maps);
-  if (code == 0) code = launch_fused<Config<true, false>>(a, maps, a.sequences * (pieces - 1), stream);
-  if (code == 0 && pieces > 2) code = kda_prefill_scan_launch(a, stream);
-  return code != 0 ? code : launch_fused<Config<false, false>>(a, maps, a.sequences * pieces, stream);
+  const int code = kda_prefill_encode(a, maps);
+  if (code != 0) return code;
+  return a.bounded != 0 ? segments_with<true>(a, maps, stream) : segments_with<false>(a, maps, stream);
 }
 
 }  // namespace k3::ops::cuda

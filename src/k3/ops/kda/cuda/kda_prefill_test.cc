@@ -8,11 +8,11 @@ namespace {
 
 const DeviceInfo kH200{.sm_count = 132, .capability = 90};
 
-TEST(KdaPrefillPlan, OnlyHopperAndBoundedGatesTakeChunks) {
+TEST(KdaPrefillPlan, OnlyHopperTakesChunksAndNoBoundsBetween) {
   KdaPrefillShape shape{8192, 12, 1, 8192};
   EXPECT_EQ(kda_prefill_plan(shape, {.sm_count = 108, .capability = 80}).form, KdaPrefillForm::recurrent);
   shape.lower_bound = std::nullopt;
-  EXPECT_EQ(kda_prefill_plan(shape, kH200).form, KdaPrefillForm::recurrent);
+  EXPECT_EQ(kda_prefill_plan(shape, kH200).form, KdaPrefillForm::segments);
   shape.lower_bound = -6;
   EXPECT_EQ(kda_prefill_plan(shape, kH200).form, KdaPrefillForm::recurrent);
 }

@@ -21,10 +21,11 @@ constexpr int kBuffers = 11;  // chunks in shared memory
 // kMaps: the map of a piece instead of its outputs; two blocks a piece, for the state and for the transition, which share
 // nothing. kPair: two blocks of a cluster make every second chunk each and send it to the other; they own 64 value rows
 // each.
-template <bool kMaps_, bool kPair_>
+// kBounded: the gate is lower_bound * sigmoid, 16 tokens of which FP32 and BF16 can hold; else softplus (kernels.md 2.6).
+template <bool kMaps_, bool kPair_, bool kBounded_ = true>
 struct Config {
   static_assert(!kMaps_ || !kPair_);
-  static constexpr bool kMaps = kMaps_, kPair = kPair_;
+  static constexpr bool kMaps = kMaps_, kPair = kPair_, kBounded = kBounded_;
   static constexpr int kConsumers = kPair ? 4 : 8, kProducers = kPair ? 6 : 8;  // warps
   static constexpr int kThreads = 32 * (kConsumers + kProducers);
   static constexpr int kOwn = kPair ? 7 : kBuffers, kReceived = kBuffers - kOwn;  // buffers of chunks made here and there
