@@ -78,16 +78,16 @@ Status moe_layer(const ops::Ctx& ctx, const Config& config, const MoeWeights& w,
     stream->experts().begin(l, ids);
     if (count > early) ops::linear_many(ctx, x, std::span(parts + early, count - early));
   }
-  // The shared experts' output waits where the routed one's is added to it.
-  if (w.shared) {
-    const Tensor shared = w.down ? out : ctx.workspace->tensor({tokens, config.hidden_size}, ctx.activation());
-    ops::linear(ctx, shared_hidden, w.shared.down, shared);
-    if (!w.down) routed.add = shared;
+  if (w.shared && w.down) {
+    ops::linear(ctx, shared_hidden, w.shared.down, out);  // waits there for the routed experts' output
+  } else if (w.shared) {
+    routed.shared_hidden = shared_hidden;
+    routed.shared_down = w.shared.down;
   }
   if (stream != nullptr) {
     K3_TRY(streamed_experts(ctx, stream, z, ids, weights, activation, routed.out));
     if (routed.norm) ops::rms_norm(ctx, routed.out, routed.norm, routed.eps, routed.out);
-    if (routed.add) ops::add(ctx, routed.add, routed.out);
+    if (routed.shared_down) ops::linear(ctx, shared_hidden, routed.shared_down, routed.out, {.accumulate = true});
   } else {
     routed.experts = w.experts;
     routed.bank = w.bank;

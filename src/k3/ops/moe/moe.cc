@@ -4,7 +4,7 @@
 
 #include "k3/base/check.h"
 #include "k3/ops/cuda/dispatch.h"
-#include "k3/ops/elementwise/elementwise.h"
+#include "k3/ops/gemm/linear.h"
 #include "k3/ops/gemm/panel.h"
 #include "k3/ops/moe/moe_plan.h"
 #include "k3/ops/rms_norm/rms_norm.h"
@@ -396,7 +396,7 @@ void routed_experts(const Ctx& ctx, const RoutedExperts& args) noexcept {
   router(ctx, args.logits, args.bias, args.route, ids, weights);
   moe(ctx, args.z, ids, weights, args.experts, args.activation, args.out);
   if (args.norm) rms_norm(ctx, args.out, args.norm, args.eps, args.out);
-  if (args.add) add(ctx, args.add, args.out);
+  if (args.shared_down) linear(ctx, args.shared_hidden, args.shared_down, args.out, {.accumulate = true});
 }
 
 void moe_slots(const Ctx& ctx, const Tensor& z, const Tensor& ids, std::span<const int32_t> subset,

@@ -58,7 +58,8 @@ struct RoutedExperts {
   Glu activation;
   Tensor norm;  // [R] f32: the sum is normed (rms_norm.h), or
   float eps = 1e-5F;
-  Tensor add;  // [T, R]: is added to the sum
+  Tensor shared_hidden;  // [T, F']: its product with shared_down [R, F'] is added to the sum
+  Weight shared_down;
   Tensor out;  // [T, R]
 };
 void routed_experts(const Ctx& ctx, const RoutedExperts& args) noexcept;

@@ -123,7 +123,7 @@ Rows launch_of(const GemmArgs& a, Scheme scheme, const RowsConfig& config) {
                                      .accumulate = part.accumulate};
     if (a.other_x == nullptr) rows.rows += static_cast<int>(rows_of(part));
   }
-  if (a.other_x != nullptr) {
+  if (a.other_x != nullptr && rows.part_count > 0) {
     rows.rows = static_cast<int>(rows_of(a));
     rows.part_count = 1;  // a block sees one
   }

@@ -7,6 +7,7 @@
 // weights of the first kDepth steps start before the kernel before has ended (dependent launch): nothing of them depends on
 // it.
 #include "k3/ops/cuda/launch.cuh"
+#include "k3/ops/cuda/once.cuh"
 #include "k3/ops/gemm/cuda/gemm_tile.cuh"
 
 namespace k3::ops::cuda {
@@ -40,12 +41,13 @@ __global__ void __launch_bounds__(kThreads, kBlocks) stream_kernel(const __grid_
     if (part.up != nullptr && local % 2 == 1) base = part.up;
     w[h] = base + static_cast<int64_t>(part.up != nullptr ? local / 2 : local) * p.in * 2 + first;
   }
+  const uint64_t policy = once_policy(p.token_groups == 1);
   const uint32_t begin = shared_address(shared) + static_cast<uint32_t>(warp * kDepth * kSlot + lane * 16);
 #pragma unroll
   for (int i = 0; i < kDepth; ++i) {
 #pragma unroll
     for (int h = 0; h < kHalves; ++h) {
-      cp_async<16>(begin + i * kSlot + 512 * h, w[h], is_row[h] && i < mine);
+      cp_async_once(begin + i * kSlot + 512 * h, w[h], is_row[h] && i < mine, policy);
       w[h] += stride;
     }
   }
@@ -91,7 +93,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) stream_kernel(const __grid_
     const bool more = i + kDepth < mine;
 #pragma unroll
     for (int h = 0; h < kHalves; ++h) {
-      cp_async<16>(slot + 512 * h, w[h], is_row[h] && more);
+      cp_async_once(slot + 512 * h, w[h], is_row[h] && more, policy);
       w[h] += stride;
     }
 #pragma unroll

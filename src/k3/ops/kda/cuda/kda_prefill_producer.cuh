@@ -138,29 +138,30 @@ __device__ __forceinline__ void close_unbounded(uint32_t lane_row, uint32_t buff
                                                 Products& sum) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const uint32_t zq = square_at(lane_row, j, kStepZQ);
-  // Of channel i % 2 of octet i / 2. first: e^(G_3); second: e^(G_11 - G_3); down: e^(G - reference), of tokens 0-7 and 8-15.
-  float first[4], second[4], down[4][2], whole[4];
+  // Of channel i % 2 of octet i / 2. first: e^(G_3); down: e^(G - G_3) of tokens 0-7 and 8-15, e^(G - G_11) of tokens 8-15. Each
+  // from its exponent: the product of two factors may pass through less than FP32 has.
+  float first[4], down[4][3], whole[4];
   uint32_t km[4], ke[4];
 #pragma unroll
   for (int octet = 0; octet < 2; ++octet) {
     float g[4] = {};
     mma16_half(g, c.sum, s.gate[2 * octet], s.gate[2 * octet + 1]);
-    float up[2][2], last[2], rest[2];  // e^(G_15 - G_11), e^(G_15 - G_3)
+    float up[2][2], rest[2][2];  // e^(reference - G), e^(G_15 - G)
 #pragma unroll
     for (int x = 0; x < 2; ++x) {
       const int i = 2 * octet + x;
       const float g3 = __shfl_sync(0xFFFFFFFFU, g[x], 12 + (lane & 3)), g11 = __shfl_sync(0xFFFFFFFFU, g[2 + x], 12 + (lane & 3)),
                   g15 = __shfl_sync(0xFFFFFFFFU, g[2 + x], 28 + (lane & 3));
-      down[i][0] = exp2_approx(g[x] - g3), up[0][x] = exp2_approx(g3 - g[x]);
-      down[i][1] = exp2_approx(g[2 + x] - g11), up[1][x] = exp2_approx(g11 - g[2 + x]);
-      first[i] = exp2_approx(g3), second[i] = exp2_approx(g11 - g3), whole[i] = exp2_approx(g15);
-      last[x] = exp2_approx(g15 - g11), rest[x] = exp2_approx(g15 - g3);
+      down[i][0] = exp2_approx(g[x] - g3), down[i][1] = exp2_approx(g[2 + x] - g3), down[i][2] = exp2_approx(g[2 + x] - g11);
+      up[0][x] = exp2_approx(g3 - g[x]), up[1][x] = exp2_approx(g11 - g[2 + x]);
+      rest[0][x] = exp2_approx(g15 - g[x]), rest[1][x] = exp2_approx(g15 - g[2 + x]);
+      first[i] = exp2_approx(g3), whole[i] = exp2_approx(g15);
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float k0 = low_bf16(s.k[2 * octet + half]) * up[half][0], k1 = high_bf16(s.k[2 * octet + half]) * up[half][1];
-      km[2 * octet + half] = pack_bf16(k0, k1);
-      ke[2 * octet + half] = pack_bf16(k0 * (half == 0 ? rest[0] : last[0]), k1 * (half == 0 ? rest[1] : last[1]));
+      const float k0 = low_bf16(s.k[2 * octet + half]), k1 = high_bf16(s.k[2 * octet + half]);
+      km[2 * octet + half] = pack_bf16(k0 * up[half][0], k1 * up[half][1]);
+      ke[2 * octet + half] = pack_bf16(k0 * rest[half][0], k1 * rest[half][1]);
     }
   }
   // rows: of k or q; squares: their norms; l: their products with km; plain: they times e^G.
@@ -171,11 +172,8 @@ __device__ __forceinline__ void close_unbounded(uint32_t lane_row, uint32_t buff
       const int half = i % 2, x = i / 2 * 2;
       const float r0 = low_bf16(rows[i]), r1 = high_bf16(rows[i]);
       squares[half] = fmaf(r0, r0, fmaf(r1, r1, squares[half]));
-      float a0 = r0 * down[x][half], a1 = r1 * down[x + 1][half];
-      if (half == 1) {
-        to_second[i / 2] = pack_bf16(a0, a1);
-        a0 *= second[x], a1 *= second[x + 1];
-      }
+      const float a0 = r0 * down[x][half], a1 = r1 * down[x + 1][half];
+      if (half == 1) to_second[i / 2] = pack_bf16(r0 * down[x][2], r1 * down[x + 1][2]);
       to_first[i] = pack_bf16(a0, a1);
       plain[i] = pack_bf16(a0 * first[x], a1 * first[x + 1]);
     }

@@ -6,6 +6,33 @@
 
 namespace k3::ops::cuda {
 
+// Columns 4 four .. 4 four + 3 of a token, without a norm, by one thread; `more` is added before the rounding.
+__device__ __forceinline__ void combine_four(const MoeCombineCuda& p, const int32_t* ids, const float* weights, int token, int four,
+                                             const float4& more) {
+  constexpr int kTopk = 16;
+  const int64_t fours = p.width / 4, at = token * fours + four;
+  const float4* rows = reinterpret_cast<const float4*>(p.slot_out) + token * p.topk * fours + four;
+  float4 v[kTopk], sum = {0, 0, 0, 0};
+  float w[kTopk];
+#pragma unroll
+  for (int j = 0; j < kTopk; ++j) {
+    const int e = j < p.topk ? ids[token * p.topk + j] - p.first_expert : -1;
+    const bool local = e >= 0 && e < p.experts;
+    w[j] = local ? weights[token * p.topk + j] : 0;
+    v[j] = local ? __ldcg(rows + j * fours) : float4{0, 0, 0, 0};
+  }
+#pragma unroll
+  for (int j = 0; j < kTopk; ++j) sum.x += w[j] * v[j].x, sum.y += w[j] * v[j].y, sum.z += w[j] * v[j].z, sum.w += w[j] * v[j].w;
+  if (p.out_f32 != nullptr) reinterpret_cast<float4*>(p.out_f32)[at] = sum;
+  if (p.out == nullptr) return;
+  sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
+  if (p.add != nullptr) {
+    const uint2 two = static_cast<const uint2*>(p.add)[at];
+    sum.x += low_bf16(two.x), sum.y += high_bf16(two.x), sum.z += low_bf16(two.y), sum.w += high_bf16(two.y);
+  }
+  static_cast<uint2*>(p.out)[at] = {pack_bf16(sum.x, sum.y), pack_bf16(sum.z, sum.w)};
+}
+
 // Part `part` of a token's columns, by a block of kThreads; with a norm the parts are the blocks of a cluster. wait(): until slot_out is
 // there; what does not depend on it is read before. held: shared memory for the part's columns. The code is kept short: it
 // runs once a launch, and fetching it is a good part of its time.

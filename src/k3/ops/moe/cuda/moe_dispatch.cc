@@ -2,6 +2,7 @@
 
 #include "k3/ops/cuda/dispatch.h"
 #include "k3/ops/cuda/op_state.h"
+#include "k3/ops/gemm/linear.h"
 #include "k3/ops/moe/cuda/moe_grouped_cuda.h"
 #include "k3/ops/moe/cuda/moe_stream_cuda.h"
 #include "k3/ops/moe/cuda/moe_stream_pack.h"
@@ -54,6 +55,7 @@ struct Besides {
   Tensor ids = {}, weights = {};
   MoeRouteCuda route = {};
   int64_t topk = 0;
+  MoeSharedCuda shared = {};
   Tensor add = {}, norm = {};
   float eps = 0;
 };
@@ -68,6 +70,7 @@ void stream(const Ctx& ctx, const Tensor& z, const Besides& b, const ops::Expert
   s.z = z.data;
   s.ids = static_cast<const int32_t*>(b.ids.data);
   s.route = b.route;
+  s.shared = b.shared;
   s.tokens = static_cast<int>(tokens);
   s.topk = static_cast<int>(topk);
   s.first_expert = bank.first;
@@ -146,30 +149,44 @@ void routed_experts(const Ctx& ctx, const ops::RoutedExperts& a) noexcept {
   if (tokens == 0) return;
   K3_CHECK(a.z.dtype == DType::bf16 && a.z.contiguous() && a.out.contiguous() && a.bank && a.z.dim(1) == a.bank.width, "moe: z {}",
            a.z.shape_text());
-  K3_CHECK(!a.add || (a.add.contiguous() && a.add.dtype == DType::bf16), "moe: something to add of {}", a.add.shape_text());
+  const Workspace::Scope scope(*ctx.workspace);
+  Tensor shared;  // the product, where it has to be one of its own
+  const auto separately = [&] {
+    if (!a.shared_down) return;
+    shared = ctx.workspace->tensor({tokens, a.bank.width}, DType::bf16);
+    const ops::LinearPart part{.w = a.shared_down, .y = shared};
+    cuda::linear_many(ctx, a.shared_hidden, {&part, 1});
+  };
   if (moe_stream_routes(tokens, topk)) {
     Besides b;
+    if (a.shared_down.scheme == Scheme::bf16 && a.shared_down && a.shared_hidden.contiguous() &&
+        moe_stream_takes_shared(experts_of(a.bank), tokens, topk, a.shared_down.cols, device_info())) {
+      b.shared = {a.shared_down.data, a.shared_hidden.data, static_cast<int>(a.shared_down.cols)};
+    } else {
+      separately();
+    }
     b.route = {.logits = a.logits.f32(),
                .bias = a.bias ? a.bias.f32() : nullptr,
                .experts = static_cast<int>(a.logits.dim(1)),
                .renormalise = a.route.renormalise,
                .scale = a.route.scale};
     b.topk = topk;
-    b.add = a.add;
-    b.norm = a.norm;
-    b.eps = a.eps;
-    return stream(ctx, a.z, b, a.bank, a.activation, a.out);
+    b.add = shared;
+    // A norm wants whole rows in one block, which takes longer there than in a launch of its own.
+    stream(ctx, a.z, b, a.bank, a.activation, a.out);
+    if (a.norm) cuda::rms_norm(ctx, a.out, a.norm, a.eps, a.out);
+    return;
   }
-  const Workspace::Scope scope(*ctx.workspace);
+  separately();
   const Tensor ids = ctx.workspace->tensor({tokens, topk}, DType::i32), weights = ctx.workspace->tensor({tokens, topk});
   cuda::router(ctx, a.logits, a.bias, a.route, ids, weights);
   if (tokens <= kStreamTokens) {
-    return stream(ctx, a.z, {.ids = ids, .weights = weights, .topk = topk, .add = a.add, .norm = a.norm, .eps = a.eps}, a.bank,
+    return stream(ctx, a.z, {.ids = ids, .weights = weights, .topk = topk, .add = shared, .norm = a.norm, .eps = a.eps}, a.bank,
                   a.activation, a.out);
   }
   cuda::moe(ctx, a.z, ids, weights, a.bank, a.activation, a.out);
   if (a.norm) cuda::rms_norm(ctx, a.out, a.norm, a.eps, a.out);
-  if (a.add) cuda::add(ctx, a.add, a.out);
+  if (shared) cuda::add(ctx, shared, a.out);
 }
 
 }  // namespace k3::ops::cuda

@@ -1,6 +1,8 @@
 // Routing inside the streaming kernel, and what may follow its sum, against the same in launches of their own.
 #include <gtest/gtest.h>
 
+#include "k3/ops/gemm/linear.h"
+#include "k3/ops/gemm/linear_cases.h"
 #include "k3/ops/moe/cuda/moe_experts_gpu_test.h"
 #include "k3/ops/moe/cuda/moe_stream_cuda.h"
 #include "k3/ops/router/cuda/router_cuda.h"
@@ -83,6 +85,30 @@ void check(const Problem& p) {
   const int counted = p.count < 0 ? p.tokens : p.count;
   for (size_t i = 0; i < static_cast<size_t>(counted) * static_cast<size_t>(p.width); ++i) {
     ASSERT_EQ(added[i], round_to_bf16(sums[i] + more[i])) << i;
+  }
+  // The shared experts' product in the same launch.
+  for (const int64_t columns : {8, 136, 1024}) {
+    if (!moe_stream_takes_shared(d.view, p.tokens, p.topk, columns, device_info())) continue;
+    std::vector<float> hidden = random_bf16(p.tokens * columns, 12);
+    const OwnedWeight w = random_weight(Scheme::bf16, p.width, columns, 13);
+    const DeviceArray<uint16_t> d_hidden(to_bf16(hidden));
+    const DeviceArray<uint8_t> d_w(w.data);
+    std::vector<float> product(static_cast<size_t>(numbers));
+    linear_ref(matrix(hidden.data(), p.tokens, columns), w.view(), matrix(product.data(), p.tokens, p.width), false);
+    args.shared = {d_w.data(), d_hidden.data(), static_cast<int>(columns)};
+    const DeviceArray<float> slot_out(slots * p.width);
+    const DeviceArray<uint16_t> out(numbers);
+    args.slot_out = slot_out.data();
+    args.sum = {.out = out.data()};
+    ASSERT_TRUE(moe_stream_cuda(args, nullptr).ok());
+    gpu_sync();
+    args.shared = {};
+    const auto used = static_cast<size_t>(counted) * static_cast<size_t>(p.width);
+    std::vector<float> got = from_bf16(out.get()), want(sums.begin(), sums.begin() + static_cast<int64_t>(used));
+    got.resize(used);
+    for (size_t i = 0; i < used; ++i) want[i] += product[i];
+    EXPECT_LE(norm_ratio(got, want), 3e-3) << columns;
+    EXPECT_TRUE(out.guards_intact());
   }
 }
 

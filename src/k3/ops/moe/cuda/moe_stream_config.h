@@ -28,6 +28,13 @@ constexpr bool moe_shape_fits(MoeWeights kind, int64_t width, int64_t hidden) {
   return width >= 1 && hidden >= 1 && width % unit == 0 && hidden % unit == 0;
 }
 
+// Sums in order are dealt by columns: so many groups of four a block.
+constexpr int moe_sum_fours(int64_t width, int grid) { return static_cast<int>((width / 4 + grid - 1) / grid); }
+// Shared memory of the shared experts' rows of a block, and of their sums.
+constexpr int64_t moe_shared_rows_bytes(int64_t tokens, int64_t width, int64_t columns, int grid) {
+  return int64_t{4} * moe_sum_fours(width, grid) * (columns * 2 + tokens * 4);
+}
+
 inline MoeStreamConfig moe_stream_config(MoeWeights kind, int64_t tokens, int64_t topk, int64_t experts, int64_t width,
                                          int64_t hidden, const DeviceInfo& device) {
   MoeStreamConfig c;

@@ -107,6 +107,14 @@ struct MoeRouteCuda {
   float scale = 1;
 };
 
+// A product that is added to the sum before its rounding: hidden w^T, the shared experts' second half. For calls in order (few
+// tokens) without a norm.
+struct MoeSharedCuda {
+  const void* w = nullptr;       // bf16 [R, columns]
+  const void* hidden = nullptr;  // bf16 [tokens, columns]
+  int columns = 0;               // multiple of 8
+};
+
 struct MoeStreamCuda {
   MoeExpertsCuda weights;
   MoeGlu glu;
@@ -115,6 +123,7 @@ struct MoeStreamCuda {
   const int32_t* token_count = nullptr;  // on the device; null: `tokens`
   int tokens = 0, topk = 1, first_expert = 0;
   MoeRouteCuda route = {};    // with logits: in place of ids, and of the sum's weights
+  MoeSharedCuda shared = {};  // with w: what moe_stream_takes_shared
   float* slot_out = nullptr;  // [tokens * topk, R]
   void* workspace = nullptr;
   // The sum in the same launch, when sum.out or sum.out_f32 is set; of `sum` only weights, out, out_f32, add, norm_weight,
@@ -154,6 +163,8 @@ struct MoeStreamPass {
   int32_t* counters;  // zero between calls: blocks done, blocks gone, then units of each tile's activation that are there
   MoeGlu glu;
   MoeRouteCuda route;
+  MoeSharedCuda shared;
+  int shared_at;  // of its weights' rows and sums in shared memory
   int tokens, topk, first_expert, experts, max_tiles, b_bytes, route_at;  // route_at: of MoeRouteShared
   MoeCombineCuda sum;
 };
