@@ -14,6 +14,16 @@ namespace k3::ops::cuda {
 namespace {
 
 constexpr int kThreads = 32 * kGemmWarps;
+// Where blocks of several groups of tokens read a weight, it stays in L2 as long as others do.
+template <bool kOnce>
+__device__ __forceinline__ void load_16(uint32_t to, const void* from, bool take) {
+  if constexpr (kOnce) {
+    cp_async_once(to, from, take);
+  } else {
+    cp_async<16>(to, from, take);
+  }
+}
+
 constexpr int slot_bytes(int row_tiles, int token_tiles) { return (2 * row_tiles + token_tiles) * 512; }
 
 template <int kRowTiles, int kTokenTiles, int kDepth, int kBlocks>
@@ -41,13 +51,12 @@ __global__ void __launch_bounds__(kThreads, kBlocks) stream_kernel(const __grid_
     if (part.up != nullptr && local % 2 == 1) base = part.up;
     w[h] = base + static_cast<int64_t>(part.up != nullptr ? local / 2 : local) * p.in * 2 + first;
   }
-  const uint64_t policy = once_policy(p.token_groups == 1);
   const uint32_t begin = shared_address(shared) + static_cast<uint32_t>(warp * kDepth * kSlot + lane * 16);
 #pragma unroll
   for (int i = 0; i < kDepth; ++i) {
 #pragma unroll
     for (int h = 0; h < kHalves; ++h) {
-      cp_async_once(begin + i * kSlot + 512 * h, w[h], is_row[h] && i < mine, policy);
+      load_16<(kTokenTiles < 4)>(begin + i * kSlot + 512 * h, w[h], is_row[h] && i < mine);
       w[h] += stride;
     }
   }
@@ -93,7 +102,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) stream_kernel(const __grid_
     const bool more = i + kDepth < mine;
 #pragma unroll
     for (int h = 0; h < kHalves; ++h) {
-      cp_async_once(slot + 512 * h, w[h], is_row[h] && more, policy);
+      load_16<(kTokenTiles < 4)>(slot + 512 * h, w[h], is_row[h] && more);
       w[h] += stride;
     }
 #pragma unroll
@@ -128,7 +137,11 @@ int go(const Rows& rows, bool dependent, cudaStream_t stream) {
 int gemm_stream_launch(const Rows& rows, int row_tiles, int token_tiles, bool dependent, cudaStream_t stream) {
   // As many steps ahead as let two or three blocks share a multiprocessor; one, where that was slower.
   switch (row_tiles * 10 + token_tiles) {
-    case 11: return go<1, 1, 6, 3>(rows, dependent, stream);
+    case 11: {
+      const int warps = kGemmWarps << rows.cluster_log2, steps = rows.in / kGemmKStep;
+      const bool brief = rows.k_warps_log2 == 3 && steps <= 4 * warps;  // four a warp is all of it
+      return brief ? go<1, 1, 4, 4>(rows, dependent, stream) : go<1, 1, kGemmDepth, 3>(rows, dependent, stream);
+    }
     case 12: return go<1, 2, 6, 2>(rows, dependent, stream);
     case 14: return go<1, 4, 4, 2>(rows, dependent, stream);
     case 21: return go<2, 1, 5, 2>(rows, dependent, stream);

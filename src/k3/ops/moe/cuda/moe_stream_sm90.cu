@@ -349,7 +349,6 @@ __global__ void __launch_bounds__(kWarps * 32, 1) stream_experts(const __grid_co
     int phase, from, to, end, at, until, left;
     const uint8_t* source;
   } f{0, 0, begins[0], ends[0], 0, 0, 0, nullptr};
-  const uint64_t policy = once_policy();
   const auto fetch = [&](uint32_t stage) {
     if (f.left == 0) {
       while (f.at == f.until) {
@@ -375,7 +374,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) stream_experts(const __grid_co
     const int count = min(f.left, kPer);
     if (lane == 0) {
       mbar_expect(my_bars + stage * 8, static_cast<uint32_t>(count * kBytes));
-      bulk_load_once(ring + stage * kStage, f.source, static_cast<uint32_t>(count * kBytes), my_bars + stage * 8, policy);
+      bulk_load_once(ring + stage * kStage, f.source, static_cast<uint32_t>(count * kBytes), my_bars + stage * 8);
     }
     f.source += count * kBytes;
     f.at += count;
