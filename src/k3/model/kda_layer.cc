@@ -23,11 +23,6 @@ void kda_layer(const ops::Ctx& ctx, const Config& config, const KdaWeights& w, c
                                    {.w = w.b, .y = beta},
                                    {.w = w.g ? w.g : w.g_a, .y = w.g ? gate : gate_low}};
   ops::linear_many(ctx, x, parts);
-  if (w.g) {
-    ops::linear(ctx, z_low, w.f_b, z);
-  } else {
-    ops::linear_two(ctx, {z_low, w.f_b, z}, {gate_low, w.g_b, gate});
-  }
 
   // Convolution, recurrence and gated norm, head by head.
   ops::KdaMixArgs args;
@@ -48,6 +43,10 @@ void kda_layer(const ops::Ctx& ctx, const Config& config, const KdaWeights& w, c
   args.gate = gate;
   args.eps = static_cast<float>(config.rms_norm_eps);
   args.y = scratch(channels);
+  args.z_low = z_low;
+  args.z_up = w.f_b;
+  args.gate_low = gate_low;
+  args.gate_up = w.g_b;
   ops::kda_mix(ctx, args, cache.state, cache.exports, cache.device_exports);
   ops::linear(ctx, args.y, w.o, out);
 }
