@@ -7,23 +7,12 @@
 // weights of the first kDepth steps start before the kernel before has ended (dependent launch): nothing of them depends on
 // it.
 #include "k3/ops/cuda/launch.cuh"
-#include "k3/ops/cuda/once.cuh"
 #include "k3/ops/gemm/cuda/gemm_tile.cuh"
 
 namespace k3::ops::cuda {
 namespace {
 
 constexpr int kThreads = 32 * kGemmWarps;
-// Where blocks of several groups of tokens read a weight, it stays in L2 as long as others do.
-template <bool kOnce>
-__device__ __forceinline__ void load_16(uint32_t to, const void* from, bool take) {
-  if constexpr (kOnce) {
-    cp_async_once(to, from, take);
-  } else {
-    cp_async<16>(to, from, take);
-  }
-}
-
 constexpr int slot_bytes(int row_tiles, int token_tiles) { return (2 * row_tiles + token_tiles) * 512; }
 
 template <int kRowTiles, int kTokenTiles, int kDepth, int kBlocks>
@@ -56,7 +45,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) stream_kernel(const __grid_
   for (int i = 0; i < kDepth; ++i) {
 #pragma unroll
     for (int h = 0; h < kHalves; ++h) {
-      load_16<(kTokenTiles < 4)>(begin + i * kSlot + 512 * h, w[h], is_row[h] && i < mine);
+      cp_async<16>(begin + i * kSlot + 512 * h, w[h], is_row[h] && i < mine);
       w[h] += stride;
     }
   }
@@ -102,7 +91,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) stream_kernel(const __grid_
     const bool more = i + kDepth < mine;
 #pragma unroll
     for (int h = 0; h < kHalves; ++h) {
-      load_16<(kTokenTiles < 4)>(slot + 512 * h, w[h], is_row[h] && more);
+      cp_async<16>(slot + 512 * h, w[h], is_row[h] && more);
       w[h] += stride;
     }
 #pragma unroll
