@@ -15,11 +15,6 @@
 namespace k3::ops::cuda {
 
 inline constexpr int kGemmRowTile = 16, kGemmKStep = 32, kGemmWarps = 8;
-// K-steps that a warp of the stream kernel has under way for tiles of 16 rows and 8 tokens, and the numbers of a weight that wait
-// in shared memory of an H200 with it.
-inline constexpr int kGemmDepth = 6;
-inline constexpr int64_t kGemmWaitingNumbers = int64_t{12} << 20;
-inline constexpr int64_t kGemmShortRows = 1024;  // four k-steps a warp: as deep as the row kernel reads ahead
 
 // stream: BF16, few tokens, at the speed of memory, all parts in one launch; rows: any weights, read once for each 32
 // tokens; library: cuBLASLt, one launch a part.
@@ -54,17 +49,6 @@ constexpr RowsConfig rows_config(int64_t tokens, int64_t rows, int64_t in, int s
   c.token_tiles = tokens <= 8 ? 1 : tokens <= 16 ? 2 : 4;
   while (c.k_warps > 1 && steps < c.k_warps) c.k_warps /= 2;
   const int64_t wave = int64_t{sm_count} * c.tiles_per_block();  // tiles of a block on every multiprocessor
-  const int64_t low = (rows + kGemmRowTile - 1) / kGemmRowTile;
-  if (!deterministic && most_row_tiles > 1 && tokens <= 8 && c.k_warps == kGemmWarps && 2 * low > wave &&
-      rows * in <= kGemmWaitingNumbers) {
-    // All of it fits into the shared memory of the device, where it waits for x: a block takes no more of K than it can hold.
-    while (c.cluster < 8 && steps > int64_t{kGemmDepth} * kGemmWarps * c.cluster) c.cluster *= 2;
-    if (steps <= int64_t{kGemmDepth} * kGemmWarps * c.cluster) {
-      c.tiles = low;
-      return c;
-    }
-    c.cluster = 1;
-  }
   if (rows > wave * kGemmRowTile) c.row_tiles = 2;
   const bool long_rows = tokens > 8 && steps >= 16 * kGemmWarps;
   if (long_rows && rows > wave * kGemmRowTile * 2 && rows <= wave * kGemmRowTile * 4) c.row_tiles = 4;

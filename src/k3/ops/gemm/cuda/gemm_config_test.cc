@@ -57,19 +57,8 @@ TEST(GemmConfig, EverySplitIsLaunchableAndTilesHoldTheirRows) {
       }
     }
   }
-  EXPECT_EQ(rows_config(16, 2304, 4096, kSms, false, 4).tiles, kSms);
+  EXPECT_EQ(rows_config(1, 2304, 4096, kSms, false, 4).tiles, kSms);
   EXPECT_EQ(rows_config(1, 2304, 4096, kSms, false, 1).tiles, 2 * kSms);  // not 144, of which 12 would be a second wave
-}
-
-TEST(GemmConfig, SmallWeightsWaitInSharedMemory) {
-  for (const auto& [rows, in, cluster] : {std::tuple{2304, 4096, 4}, {2304, 2304, 2}, {7168, 1536, 1}}) {
-    const RowsConfig c = rows_config(1, rows, in, kSms, false, 4);
-    EXPECT_EQ(c.tiles, rows / 16);
-    EXPECT_EQ(c.row_tiles, 1);
-    EXPECT_EQ(c.cluster, cluster);
-  }
-  EXPECT_EQ(rows_config(1, 12576, 2304, kSms, false, 4).cluster, 1);  // too large
-  EXPECT_EQ(rows_config(1, 2304, 4096, kSms, true, 4).cluster, 1);    // deterministic
 }
 
 TEST(GemmConfig, BucketsAreTheNextPowerOfTwo) {

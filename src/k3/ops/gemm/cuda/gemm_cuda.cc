@@ -87,10 +87,6 @@ void check_other(const GemmArgs& a) {
            "two inputs and {} parts", a.part_count);
 }
 
-bool has_pairs(const GemmArgs& a) {
-  return std::any_of(a.parts.begin(), a.parts.begin() + a.part_count, [](const GemmPart& part) { return static_cast<bool>(part.up); });
-}
-
 bool even_parts(const GemmArgs& a) {
   return std::all_of(a.parts.begin(), a.parts.begin() + a.part_count, [](const GemmPart& part) { return rows_of(part) % 2 == 0; });
 }
@@ -184,8 +180,6 @@ CudaStatus gemm_cuda(const GemmArgs& args, const GemmPlans* plans, Stream stream
     GemmArgs& to = streams ? streamed : rest;
     to.parts[static_cast<size_t>(to.part_count++)] = run.first;
   }
-  // Short rows fit the registers of the row kernel whole, which takes no shared memory from its neighbours.
-  if (args.tokens <= 8 && args.in <= kGemmShortRows && rest.part_count == 0 && !has_pairs(args)) std::swap(streamed, rest);
   const auto config = [&](const GemmArgs& a, int most_row_tiles) {
     return rows_config(a.tokens, rows_of(a), a.in, device_info().sm_count, a.deterministic, most_row_tiles);
   };

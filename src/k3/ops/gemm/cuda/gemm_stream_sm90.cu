@@ -126,11 +126,7 @@ int go(const Rows& rows, bool dependent, cudaStream_t stream) {
 int gemm_stream_launch(const Rows& rows, int row_tiles, int token_tiles, bool dependent, cudaStream_t stream) {
   // As many steps ahead as let two or three blocks share a multiprocessor; one, where that was slower.
   switch (row_tiles * 10 + token_tiles) {
-    case 11: {
-      const int warps = kGemmWarps << rows.cluster_log2, steps = rows.in / kGemmKStep;
-      const bool brief = rows.k_warps_log2 == 3 && steps <= 4 * warps;  // four a warp is all of it
-      return brief ? go<1, 1, 4, 4>(rows, dependent, stream) : go<1, 1, kGemmDepth, 3>(rows, dependent, stream);
-    }
+    case 11: return go<1, 1, 6, 3>(rows, dependent, stream);
     case 12: return go<1, 2, 6, 2>(rows, dependent, stream);
     case 14: return go<1, 4, 4, 2>(rows, dependent, stream);
     case 21: return go<2, 1, 5, 2>(rows, dependent, stream);

@@ -34,6 +34,7 @@ MoeWeights kind_of(const ops::ExpertBank& bank) { return bank.scheme == Scheme::
 int64_t gate_up_bytes(const ops::ExpertBank& bank) { return moe_packed_bytes(kind_of(bank), 2 * bank.hidden, bank.width); }
 int64_t down_bytes(const ops::ExpertBank& bank) { return moe_packed_bytes(kind_of(bank), bank.width, bank.hidden); }
 
+constexpr int64_t kRoutedInside = 256, kNormedApart = 8;
 constexpr int64_t kStreamTokens = 256;  // most of the streaming kernels; beyond, weights are read once for tiles of tokens
 
 MoeExpertsCuda experts_of(const ops::ExpertBank& bank) {
@@ -150,6 +151,13 @@ void routed_experts(const Ctx& ctx, const ops::RoutedExperts& a) noexcept {
   K3_CHECK(a.z.dtype == DType::bf16 && a.z.contiguous() && a.out.contiguous() && a.bank && a.z.dim(1) == a.bank.width, "moe: z {}",
            a.z.shape_text());
   const Workspace::Scope scope(*ctx.workspace);
+  // The norm wants whole rows in one block: for few tokens that takes longer there than in a launch of its own.
+  const auto summed = [&](Besides b) {
+    const bool inside = a.norm && tokens > kNormedApart;
+    if (inside) b.norm = a.norm, b.eps = a.eps;
+    stream(ctx, a.z, b, a.bank, a.activation, a.out);
+    if (a.norm && !inside) cuda::rms_norm(ctx, a.out, a.norm, a.eps, a.out);
+  };
   Tensor shared;  // the product, where it has to be one of its own
   const auto separately = [&] {
     if (!a.shared_down) return;
@@ -157,7 +165,8 @@ void routed_experts(const Ctx& ctx, const ops::RoutedExperts& a) noexcept {
     const ops::LinearPart part{.w = a.shared_down, .y = shared};
     cuda::linear_many(ctx, a.shared_hidden, {&part, 1});
   };
-  if (moe_stream_routes(tokens, topk)) {
+  // Measured on an H200: routing in every block is sooner done than a launch for one token and few experts, else later.
+  if (tokens == 1 && a.logits.dim(1) <= kRoutedInside && moe_stream_routes(tokens, topk)) {
     Besides b;
     if (a.shared_down.scheme == Scheme::bf16 && a.shared_down && a.shared_hidden.contiguous() &&
         moe_stream_takes_shared(experts_of(a.bank), tokens, topk, a.shared_down.cols, device_info())) {
@@ -172,18 +181,12 @@ void routed_experts(const Ctx& ctx, const ops::RoutedExperts& a) noexcept {
                .scale = a.route.scale};
     b.topk = topk;
     b.add = shared;
-    // A norm wants whole rows in one block, which takes longer there than in a launch of its own.
-    stream(ctx, a.z, b, a.bank, a.activation, a.out);
-    if (a.norm) cuda::rms_norm(ctx, a.out, a.norm, a.eps, a.out);
-    return;
+    return summed(b);
   }
   separately();
   const Tensor ids = ctx.workspace->tensor({tokens, topk}, DType::i32), weights = ctx.workspace->tensor({tokens, topk});
   cuda::router(ctx, a.logits, a.bias, a.route, ids, weights);
-  if (tokens <= kStreamTokens) {
-    return stream(ctx, a.z, {.ids = ids, .weights = weights, .topk = topk, .add = shared, .norm = a.norm, .eps = a.eps}, a.bank,
-                  a.activation, a.out);
-  }
+  if (tokens <= kStreamTokens) return summed({.ids = ids, .weights = weights, .topk = topk, .add = shared});
   cuda::moe(ctx, a.z, ids, weights, a.bank, a.activation, a.out);
   if (a.norm) cuda::rms_norm(ctx, a.out, a.norm, a.eps, a.out);
   if (shared) cuda::add(ctx, shared, a.out);

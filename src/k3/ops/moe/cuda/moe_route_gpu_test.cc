@@ -124,7 +124,7 @@ TEST(MoeRouteCuda, SameAsInLaunchesOfTheirOwn) {
     check({.kind = kind, .tokens = 1, .experts = 32, .topk = 8, .width = 2304, .hidden = 96});
     check({.kind = kind, .tokens = 8, .experts = 64, .topk = 16, .width = 544, .hidden = 96, .bias = false});
     check({.kind = kind, .tokens = 5, .experts = 256, .topk = 8, .width = 96, .hidden = 64, .first = 32, .local = 48});
-    check({.kind = kind, .tokens = 2, .experts = 896, .topk = 16, .width = 3584, .hidden = 96, .first = 112, .local = 112});
+    check({.kind = kind, .tokens = 2, .experts = 896, .topk = 16, .width = 512, .hidden = 32, .first = 112, .local = 112});
     check({.kind = kind, .tokens = 8, .experts = 16, .topk = 4, .width = 96, .hidden = 96, .count = 5});
     check({.kind = kind, .tokens = 2, .experts = 256, .topk = 8, .width = 96, .hidden = 64, .local = 200, .ties = 200});
   }
