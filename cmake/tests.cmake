@@ -42,7 +42,7 @@ if(K3_HAVE_CUDA)
   target_link_libraries(k3_gpu_test PRIVATE k3_engine k3_cache k3_model k3_ops k3::dep::fmt k3::dep::nlohmann)
   file(GLOB_RECURSE _benches CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/k3/*gpu_bench.cc)
   add_executable(k3_gpu_bench ${_benches})
-  target_link_libraries(k3_gpu_bench PRIVATE k3_ops k3::dep::fmt)
+  target_link_libraries(k3_gpu_bench PRIVATE k3_model k3_ops k3::dep::fmt)
   # The smallest cases under compute-sanitizer; exit code 77: no GPU or no sanitizer.
   foreach(_tool memcheck racecheck)
     add_test(NAME gpu_${_tool} COMMAND ${CMAKE_SOURCE_DIR}/tools/gpu_check.sh --only ${_tool} ${CMAKE_BINARY_DIR})

@@ -16,11 +16,13 @@ void kda_layer(const ops::Ctx& ctx, const Config& config, const KdaWeights& w, c
   const Tensor q = scratch(channels), k = scratch(channels), v = scratch(channels), gate = scratch(channels);
   const Tensor z = scratch(channels), beta = scratch(heads), z_low = scratch(w.f_a.rows);
   const Tensor gate_low = w.g ? Tensor() : scratch(w.g_a.rows);
-  const ops::LinearPart parts[] = {{w.q, q},        {w.k, k},         {w.v, v},
-                                   {w.f_a, z_low}, {w.b, beta}, w.g ? ops::LinearPart{w.g, gate} : ops::LinearPart{w.g_a, gate_low}};
+  const ops::LinearPart parts[] = {{.w = w.q, .y = q},
+                                   {.w = w.k, .y = k},
+                                   {.w = w.v, .y = v},
+                                   {.w = w.f_a, .y = z_low},
+                                   {.w = w.b, .y = beta},
+                                   {.w = w.g ? w.g : w.g_a, .y = w.g ? gate : gate_low}};
   ops::linear_many(ctx, x, parts);
-  ops::linear(ctx, z_low, w.f_b, z);
-  if (!w.g) ops::linear(ctx, gate_low, w.g_b, gate);
 
   // Convolution, recurrence and gated norm, head by head.
   ops::KdaMixArgs args;
@@ -41,6 +43,10 @@ void kda_layer(const ops::Ctx& ctx, const Config& config, const KdaWeights& w, c
   args.gate = gate;
   args.eps = static_cast<float>(config.rms_norm_eps);
   args.y = scratch(channels);
+  args.z_low = z_low;
+  args.z_up = w.f_b;
+  args.gate_low = gate_low;
+  args.gate_up = w.g_b;
   ops::kda_mix(ctx, args, cache.state, cache.exports, cache.device_exports);
   ops::linear(ctx, args.y, w.o, out);
 }

@@ -2,7 +2,6 @@
 #include <cmath>
 
 #include "k3/model/layers.h"
-#include "k3/ops/elementwise/elementwise.h"
 #include "k3/ops/gemm/linear.h"
 #include "k3/ops/mla/mla.h"
 #include "k3/ops/rms_norm/rms_norm.h"
@@ -22,7 +21,7 @@ void mla_layer(const ops::Ctx& ctx, const Config& config, const MlaWeights& w, c
   const Tensor kv = scratch(w.kv_a.rows);
   const Tensor latent = w.q ? Tensor() : scratch(w.q_a.rows);
   const Tensor gate = w.g ? scratch(heads * value) : Tensor();
-  const ops::LinearPart parts[] = {w.q ? ops::LinearPart{w.q, q} : ops::LinearPart{w.q_a, latent}, {w.kv_a, kv}, {w.g, gate}};
+  const ops::LinearPart parts[] = {{.w = w.q ? w.q : w.q_a, .y = w.q ? q : latent}, {.w = w.kv_a, .y = kv}, {.w = w.g, .y = gate}};
   ops::linear_many(ctx, x, std::span(parts, w.g ? 3 : 2));
   if (!w.q) {
     ops::rms_norm(ctx, latent, w.q_a_norm, latent_eps, latent);
@@ -45,9 +44,8 @@ void mla_layer(const ops::Ctx& ctx, const Config& config, const MlaWeights& w, c
   args.caches = cache.pages;
   args.table = cache.table;
   args.out = o.reshape({tokens, heads, value});
+  args.gate = gate;
   ops::mla(ctx, args);
-
-  if (w.g) ops::sigmoid_gate(ctx, gate, o);
   ops::linear(ctx, o, w.o, out);
 }
 

@@ -22,9 +22,11 @@ struct AttnResSite;
 struct KdaMixArgs;
 struct MlaArgs;
 struct LinearPart;
+struct LinearOne;
 struct LinearOptions;
 struct Glu;
 struct RouterOptions;
+struct RoutedExperts;
 struct ExpertBank;
 
 namespace cuda {
@@ -57,12 +59,14 @@ void gather_rows(const Ctx& ctx, const Tensor& from, std::span<const int64_t> ro
 void sigmoid_gate(const Ctx& ctx, const Tensor& gate, const Tensor& y) noexcept;
 void glu(const Ctx& ctx, const Tensor& gate, const Tensor& up, const ops::Glu& activation, const Tensor& out) noexcept;
 void linear_many(const Ctx& ctx, const Tensor& x, std::span<const ops::LinearPart> parts) noexcept;
+void linear_two(const Ctx& ctx, const ops::LinearOne& a, const ops::LinearOne& b) noexcept;
 void kda_mix(const Ctx& ctx, const ops::KdaMixArgs& args, const StateSlots& state, std::span<const StateExport> exports,
              const DeviceExports& device_exports) noexcept;
 void latent_append(const Ctx& ctx, const Tensor& kv, const Tensor& norm_weight, float eps, const PagedTable& table) noexcept;
 void mla(const Ctx& ctx, const ops::MlaArgs& args) noexcept;
 void router(const Ctx& ctx, const Tensor& logits, const Tensor& bias, const ops::RouterOptions& options, const Tensor& ids,
             const Tensor& weights) noexcept;
+void routed_experts(const Ctx& ctx, const ops::RoutedExperts& args) noexcept;
 void moe(const Ctx& ctx, const Tensor& z, const Tensor& ids, const Tensor& weights, const ops::ExpertBank& experts, const ops::Glu& activation,
          const Tensor& out) noexcept;
 

@@ -6,6 +6,7 @@
 #include "k3/base/check.h"
 #include "k3/base/numa/numa_plan.h"
 #include "k3/ops/cuda/dispatch.h"
+#include "k3/ops/gemm/linear_steps.h"
 #include "k3/ops/gemm/panel.h"
 
 namespace k3::ops {
@@ -208,6 +209,10 @@ void check_part(const Tensor& x, const LinearPart& p) {
 
 void linear_many(const Ctx& ctx, const Tensor& x, std::span<const LinearPart> parts) noexcept {
   if (ctx.device.is_cuda()) return cuda::linear_many(ctx, x, parts);
+  if (needs_more(parts)) {
+    linear_in_steps(ctx, x, parts, [&](std::span<const LinearPart> plain) { linear_many(ctx, x, plain); });
+    return;
+  }
   for (const LinearPart& p : parts) check_part(x, p);
   if (x.dim(0) == 0 || parts.empty()) return;
   const Workspace::Scope scope(*ctx.workspace);
@@ -219,8 +224,14 @@ void linear_many(const Ctx& ctx, const Tensor& x, std::span<const LinearPart> pa
 }
 
 void linear(const Ctx& ctx, const Tensor& x, const Weight& w, const Tensor& y, LinearOptions options) noexcept {
-  const LinearPart part{w, y, options.full_precision};
+  const LinearPart part{w, y, options.full_precision, options.accumulate};
   linear_many(ctx, x, {&part, 1});
+}
+
+void linear_two(const Ctx& ctx, const LinearOne& a, const LinearOne& b) noexcept {
+  if (ctx.device.is_cuda()) return cuda::linear_two(ctx, a, b);
+  linear(ctx, a.x, a.w, a.y);
+  linear(ctx, b.x, b.w, b.y);
 }
 
 void linear_transposed(const Ctx& ctx, const Tensor& x, const Weight& w, const Tensor& y) noexcept {

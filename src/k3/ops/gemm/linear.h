@@ -16,12 +16,14 @@
 #include <span>
 
 #include "k3/ops/ctx.h"
+#include "k3/ops/situ_glu/situ_glu.h"
 #include "k3/ops/weight.h"
 
 namespace k3::ops {
 
 struct LinearOptions {
   bool full_precision = false;  // never round x (router logits)
+  bool accumulate = false;      // y += x W^T
 };
 
 // Several weights that meet one input: their rows form one stream, x is prepared once, one parallel region.
@@ -29,10 +31,21 @@ struct LinearPart {
   Weight w;
   Tensor y;
   bool full_precision = false;
+  bool accumulate = false;
+  // With `up`: y = glu(x w^T, x up^T), the first half of an MLP.
+  Weight up = {};
+  const Glu* glu = nullptr;
 };
 void linear_many(const Ctx& ctx, const Tensor& x, std::span<const LinearPart> parts) noexcept;
 
 void linear(const Ctx& ctx, const Tensor& x, const Weight& w, const Tensor& y, LinearOptions options = {}) noexcept;
+// Two products of equal shapes with different inputs.
+struct LinearOne {
+  Tensor x;
+  Weight w;
+  Tensor y;
+};
+void linear_two(const Ctx& ctx, const LinearOne& a, const LinearOne& b) noexcept;
 void linear_ref(const Tensor& x, const Weight& w, const Tensor& y, bool round_x_to_bf16) noexcept;
 
 // y[t, :] = sum_o x[t, o] * w[o, :] (the transposed product, for absorbing key rows into a query).

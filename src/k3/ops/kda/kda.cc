@@ -7,6 +7,7 @@
 
 #include "k3/ops/cpu/tasks.h"
 #include "k3/ops/cuda/dispatch.h"
+#include "k3/ops/gemm/linear.h"
 #include "k3/ops/kda/kda_kernel.h"
 #include "k3/ops/rms_norm/rms_norm_kernel.h"
 #include "k3/ops/short_conv/short_conv_kernel.h"
@@ -241,6 +242,8 @@ void kda_mix(const Ctx& ctx, const KdaMixArgs& args) noexcept {
 void kda_mix(const Ctx& ctx, KdaMixArgs args, const StateSlots& state, std::span<const StateExport> exports,
              const DeviceExports& device_exports) noexcept {
   if (ctx.device.is_cuda()) return cuda::kda_mix(ctx, args, state, exports, device_exports);
+  if (args.z_low) linear(ctx, args.z_low, args.z_up, args.kda.z.reshape({args.z_low.dim(0), args.z_up.rows}));
+  if (args.gate_low) linear(ctx, args.gate_low, args.gate_up, args.gate);
   const Tensor& taps = *args.taps[0];
   const int64_t tail_bytes = (taps.dim(1) - 1) * taps.dim(0) * dtype_bytes(state.conv_dtype);
   std::vector<ConvTail> tails, export_tails;

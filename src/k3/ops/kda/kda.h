@@ -25,6 +25,7 @@
 #include "k3/ops/ctx.h"
 #include "k3/ops/paged.h"
 #include "k3/ops/short_conv/short_conv.h"
+#include "k3/ops/weight.h"
 
 namespace k3::ops {
 
@@ -72,6 +73,9 @@ struct KdaMixArgs {
   Tensor gate;
   float eps = 0;
   Tensor y;
+  // Second factors of low-rank projections, still to be applied: kda.z = z_low z_up^T, gate = gate_low gate_up^T.
+  Tensor z_low, gate_low;  // [T, rank], or none
+  Weight z_up, gate_up;
 };
 void kda_mix(const Ctx& ctx, const KdaMixArgs& args) noexcept;
 

@@ -6,6 +6,7 @@
 
 #include "k3/ops/cpu/tasks.h"
 #include "k3/ops/cuda/dispatch.h"
+#include "k3/ops/elementwise/elementwise.h"
 #include "k3/ops/mla/mla_kernel.h"
 #include "k3/ops/mla/mla_matrix.h"
 
@@ -262,24 +263,7 @@ bool matrix_units(const Ctx& ctx, const MlaArgs& args) {
          mla_matrix_can(mla_dims(args), args.kv_b.scheme);
 }
 
-}  // namespace
-
-MlaDims mla_dims(const MlaArgs& a) {
-  return {a.q.dim(1), a.nope, a.rope, a.value, a.rank, 1 / std::sqrt(static_cast<float>(a.nope + a.rope))};
-}
-
-bool mla_expansion_pays(const MlaDims& d, int64_t history, int64_t length, const MlaExpandRate& rate) {
-  const auto tokens = static_cast<double>(length);
-  const auto cached = static_cast<double>(ceil_div(history + length, rate.strip) * rate.strip);
-  const double pairs = tokens * (static_cast<double>(history) + (tokens + 1) / 2);
-  const double projection = static_cast<double>(d.rank * (d.nope + d.value));
-  const double absorbed = pairs * static_cast<double>(2 * d.rank + d.rope) + tokens * projection;
-  const double expanded = pairs * static_cast<double>(d.key() + d.value) + cached * projection;
-  return length > 1 && expanded < absorbed * rate.speed;
-}
-
-void mla(const Ctx& ctx, const MlaArgs& args) noexcept {
-  if (ctx.device.is_cuda()) return cuda::mla(ctx, args);
+void attend(const Ctx& ctx, const MlaArgs& args) {
   check(args);
   if (args.q.size() == 0) return;
   K3_CHECK(ctx.workspace != nullptr, "mla needs a workspace");
@@ -302,6 +286,28 @@ void mla(const Ctx& ctx, const MlaArgs& args) noexcept {
   } else {
     run_expanded(ctx, args, kernel, expanded);
   }
+}
+
+}  // namespace
+
+MlaDims mla_dims(const MlaArgs& a) {
+  return {a.q.dim(1), a.nope, a.rope, a.value, a.rank, 1 / std::sqrt(static_cast<float>(a.nope + a.rope))};
+}
+
+bool mla_expansion_pays(const MlaDims& d, int64_t history, int64_t length, const MlaExpandRate& rate) {
+  const auto tokens = static_cast<double>(length);
+  const auto cached = static_cast<double>(ceil_div(history + length, rate.strip) * rate.strip);
+  const double pairs = tokens * (static_cast<double>(history) + (tokens + 1) / 2);
+  const double projection = static_cast<double>(d.rank * (d.nope + d.value));
+  const double absorbed = pairs * static_cast<double>(2 * d.rank + d.rope) + tokens * projection;
+  const double expanded = pairs * static_cast<double>(d.key() + d.value) + cached * projection;
+  return length > 1 && expanded < absorbed * rate.speed;
+}
+
+void mla(const Ctx& ctx, const MlaArgs& args) noexcept {
+  if (ctx.device.is_cuda()) return cuda::mla(ctx, args);
+  attend(ctx, args);
+  if (args.gate) sigmoid_gate(ctx, args.gate, args.out.reshape({args.gate.dim(0), args.gate.dim(1)}));
 }
 
 }  // namespace k3::ops

@@ -38,6 +38,7 @@ struct MlaArgs {
   std::span<const PagedKv> caches;
   PagedTable table;  // instead of caches on a GPU
   Tensor out;
+  Tensor gate;  // [T, H * value]: out is multiplied by its sigmoid; empty: none
   MlaForm form = MlaForm::automatic;
 };
 

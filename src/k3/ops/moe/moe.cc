@@ -5,8 +5,10 @@
 
 #include "k3/base/check.h"
 #include "k3/ops/cuda/dispatch.h"
+#include "k3/ops/gemm/linear.h"
 #include "k3/ops/gemm/panel.h"
 #include "k3/ops/moe/moe_plan.h"
+#include "k3/ops/rms_norm/rms_norm.h"
 
 namespace k3::ops {
 namespace {
@@ -419,6 +421,17 @@ void moe(const Ctx& ctx, const Tensor& z, const Tensor& ids, const Tensor& weigh
     }
   }
   run(ctx, z, ids, {}, hidden_of(experts, *static_cast<const int32_t*>(ids.data)), experts, activation, weights, out, {});
+}
+
+void routed_experts(const Ctx& ctx, const RoutedExperts& args) noexcept {
+  if (ctx.device.is_cuda()) return cuda::routed_experts(ctx, args);
+  const Workspace::Scope scope(*ctx.workspace);
+  const Tensor ids = ctx.workspace->tensor({args.z.dim(0), args.route.topk}, DType::i32);
+  const Tensor weights = ctx.workspace->tensor({args.z.dim(0), args.route.topk});
+  router(ctx, args.logits, args.bias, args.route, ids, weights);
+  moe(ctx, args.z, ids, weights, args.experts, args.activation, args.out);
+  if (args.norm) rms_norm(ctx, args.out, args.norm, args.eps, args.out);
+  if (args.shared_down) linear(ctx, args.shared_hidden, args.shared_down, args.out, {.accumulate = true});
 }
 
 void moe_slots(const Ctx& ctx, const Tensor& z, const Tensor& ids, std::span<const int32_t> subset,

@@ -15,6 +15,7 @@
 #include <span>
 
 #include "k3/ops/ctx.h"
+#include "k3/ops/router/router.h"
 #include "k3/ops/situ_glu/situ_glu.h"
 #include "k3/ops/weight.h"
 
@@ -46,6 +47,22 @@ void moe(const Ctx& ctx, const Tensor& z, const Tensor& ids, const Tensor& weigh
 void moe_slots(const Ctx& ctx, const Tensor& z, const Tensor& ids, std::span<const int32_t> subset,
                std::span<const ExpertWeights> experts, const Glu& activation, const Tensor& slot_out) noexcept;
 void moe_combine(const Ctx& ctx, const Tensor& slot_out, const Tensor& weights, const Tensor& out) noexcept;
+
+// All of a layer's routed part: router (router.h), experts, and what follows their weighted sum; on a GPU one launch where tokens
+// are few.
+struct RoutedExperts {
+  Tensor z, logits, bias;  // [T, R]; [T, E] f32; [E] f32 or empty
+  RouterOptions route;
+  std::span<const ExpertWeights> experts;
+  ExpertBank bank;
+  Glu activation;
+  Tensor norm;  // [R] f32: the sum is normed (rms_norm.h), or
+  float eps = 1e-5F;
+  Tensor shared_hidden;  // [T, F']: its product with shared_down [R, F'] is added to the sum
+  Weight shared_down;
+  Tensor out;  // [T, R]
+};
+void routed_experts(const Ctx& ctx, const RoutedExperts& args) noexcept;
 
 void moe_ref(const Tensor& z, const Tensor& ids, const Tensor& weights, std::span<const ExpertWeights> experts,
              const Glu& activation, bool round_to_bf16, const Tensor& out) noexcept;

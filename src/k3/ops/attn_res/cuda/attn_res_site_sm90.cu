@@ -108,6 +108,7 @@ __global__ void __launch_bounds__(kThreads, 1) site_small(const __grid_constant_
   uint4 x[kRows] = {};
   uint4 delta = {};
   float query[8] = {}, norm[8] = {};
+  pdl_release();  // what follows reads weights, and waits before it reads more
   if (active) {  // none of this was written by the kernel right before
 #pragma unroll
     for (int r = 0; r < kLast; ++r) x[r] = load_once(row_of(s.bank, s.bank_block_stride, r, s.bank_stride * token + at));
@@ -155,7 +156,6 @@ __global__ void __launch_bounds__(kThreads, 1) site_small(const __grid_constant_
   }
 
   pdl_wait();
-  pdl_release();
   if (with_prefix && active) {
     if (s.delta != nullptr) {
       delta = *static_cast<const uint4*>(row_of(s.delta, s.delta_stride, token, at));

@@ -27,7 +27,8 @@ RowPair into(const Tensor& x, const Tensor& y, const char* what) {
           .y = y.data,
           .y_stride = y.stride(0),
           .out = y.data,
-          .out_stride = y.stride(0)};
+          .out_stride = y.stride(0),
+          .dependent = true};
 }
 
 }  // namespace
@@ -42,7 +43,8 @@ void embedding(const Ctx& ctx, const Weight& table, const Tensor& out) noexcept 
                                 .table_stride = table.cols,
                                 .ids = ctx.step->tokens,
                                 .out = out.data,
-                                .out_stride = out.stride(0)},
+                                .out_stride = out.stride(0),
+                                .dependent = true},
                                ctx.stream),
                 "embedding");
 }
@@ -78,6 +80,9 @@ void attn_res_site(const Ctx& ctx, const ops::AttnResSite& site) noexcept {
   s.eps = s.norm_eps = site.eps;
   s.out = site.out.data;
   s.out_stride = site.out.stride(0);
+  // Bank and prefix are read before the kernel right before has ended. With a delta they are older, and the kernel that makes the
+  // delta lets this one start only when all before it is complete (gemm_dispatch.cc; the experts do so, too).
+  s.dependent = static_cast<bool>(site.delta);
   ctx.gpu->note(attn_res_cuda(s, ctx.stream), "attn_res");
 }
 
@@ -94,6 +99,7 @@ void rms_norm(const Ctx& ctx, const Tensor& x, const Tensor& weight, float eps, 
   n.eps = eps;
   n.out = out.data;
   n.out_stride = out.stride(0);
+  n.dependent = true;
   if (n.tokens > 0) ctx.gpu->note(rms_norm_cuda(n, ctx.stream), "rms_norm");
 }
 
@@ -109,7 +115,8 @@ void copy(const Ctx& ctx, const Tensor& from, const Tensor& to) noexcept {
                               .x_f32 = from.dtype == DType::f32,
                               .out = to.data,
                               .out_stride = to.stride(0),
-                              .out_f32 = to.dtype == DType::f32},
+                              .out_f32 = to.dtype == DType::f32,
+                              .dependent = true},
                              ctx.stream),
                 "copy");
 }
@@ -123,7 +130,8 @@ void gather_rows(const Ctx& ctx, const Tensor& from, std::span<const int64_t>, c
                                   .x_rows = from.dim(0),
                                   .index = ctx.step->logit_rows,
                                   .out = to.data,
-                                  .out_stride = to.stride(0)},
+                                  .out_stride = to.stride(0),
+                                  .dependent = true},
                                  ctx.stream),
                 "gather_rows");
 }
@@ -144,7 +152,8 @@ void glu(const Ctx& ctx, const Tensor& gate, const Tensor& up, const ops::Glu& a
                           .out_stride = out.stride(0),
                           .situ = activation.kind == GluKind::situ,
                           .beta = activation.beta,
-                          .linear_beta = activation.linear_beta.value_or(0)},
+                          .linear_beta = activation.linear_beta.value_or(0),
+                          .dependent = true},
                          ctx.stream),
                 "glu");
 }

@@ -23,6 +23,11 @@ void check(const GemmArgs& a) {
              "part {}: y [., {}], stride {}", i, part.w.rows, part.y_stride);
     K3_CHECK(part.y_dtype == DType::bf16 || part.y_dtype == DType::f32, "part {}: y is {}", i, dtype_name(part.y_dtype));
     K3_CHECK(part.w.scheme == Scheme::bf16 || scheme_has_scales(part.w.scheme), "part {}: no such weights on the GPU", i);
+    if (part.up) {
+      K3_CHECK(gemm_fuses(a.tokens, a.in, part.w.scheme) && part.up.scheme == Scheme::bf16 && part.up.rows == part.w.rows &&
+                   part.up.cols == a.in && aligned_16(part.up.data) && !part.accumulate,
+               "part {}: gate [{}, {}] and up [{}, {}]", i, part.w.rows, part.w.cols, part.up.rows, part.up.cols);
+    }
     if (!scheme_has_scales(part.w.scheme)) continue;
     K3_CHECK(a.in % 32 == 0 && aligned_16(part.w.data) && part.w.scales != nullptr, "part {}: {} columns", i, a.in);
   }
@@ -41,9 +46,11 @@ RowsCodec codec_of(const GemmArgs& a, Scheme scheme) {
   return aligned ? RowsCodec::bf16 : RowsCodec::bf16_unaligned;
 }
 
-int64_t rows_of(const GemmArgs& a) {
+int64_t rows_of(const GemmPart& part) { return part.up ? 2 * part.w.rows : part.w.rows; }
+int64_t rows_of(const GemmArgs& a) {  // of one launch of all parts
+  if (a.other_x != nullptr) return rows_of(a.parts[0]);
   int64_t rows = 0;
-  for (int i = 0; i < a.part_count; ++i) rows += a.parts[static_cast<size_t>(i)].w.rows;
+  for (int i = 0; i < a.part_count; ++i) rows += rows_of(a.parts[static_cast<size_t>(i)]);
   return rows;
 }
 
@@ -59,12 +66,12 @@ struct Run {
 };
 Run run_from(const GemmArgs& a, int i) {
   Run run{.first = a.parts[static_cast<size_t>(i)]};
-  run.library = gemm_route(a.tokens, run.first.w.rows, a.in, run.first.w.scheme, a.deterministic) == GemmRoute::library;
+  run.library = !run.first.up && gemm_route(a.tokens, run.first.w.rows, a.in, run.first.w.scheme, a.deterministic) == GemmRoute::library;
   while (run.library && i + run.parts < a.part_count) {
     const GemmPart& next = a.parts[static_cast<size_t>(i + run.parts)];
     const auto* w_end = static_cast<const uint8_t*>(run.first.w.data) + run.first.w.rows * a.in * 2;
     const auto* y_end = static_cast<const uint8_t*>(run.first.y) + run.first.w.rows * dtype_bytes(run.first.y_dtype);
-    if (next.w.scheme != Scheme::bf16 || next.w.data != w_end || next.y != y_end || next.y_dtype != run.first.y_dtype ||
+    if (next.up || next.w.scheme != Scheme::bf16 || next.w.data != w_end || next.y != y_end || next.y_dtype != run.first.y_dtype ||
         next.y_stride != run.first.y_stride || next.accumulate != run.first.accumulate) {
       break;
     }
@@ -74,6 +81,16 @@ Run run_from(const GemmArgs& a, int i) {
   return run;
 }
 
+void check_other(const GemmArgs& a) {
+  K3_CHECK(a.other_x == nullptr || (a.part_count == 2 && a.parts[0].w.rows == a.parts[1].w.rows &&
+                                    a.parts[0].w.scheme == a.parts[1].w.scheme && aligned_16(a.other_x)),
+           "two inputs and {} parts", a.part_count);
+}
+
+bool even_parts(const GemmArgs& a) {
+  return std::all_of(a.parts.begin(), a.parts.begin() + a.part_count, [](const GemmPart& part) { return rows_of(part) % 2 == 0; });
+}
+
 // The launch of the parts of one scheme; no rows when there are none.
 Rows launch_of(const GemmArgs& a, Scheme scheme, const RowsConfig& config) {
   Rows rows;
@@ -81,27 +98,37 @@ Rows launch_of(const GemmArgs& a, Scheme scheme, const RowsConfig& config) {
   rows.x_stride = a.x_stride;
   rows.tokens = static_cast<int>(a.tokens);
   rows.in = static_cast<int>(a.in);
+  rows.release_late = a.release_late;
   const int64_t group = 8 * config.token_tiles;
   rows.token_groups = static_cast<int>((a.tokens + group - 1) / group);
   rows.k_warps_log2 = std::countr_zero(static_cast<unsigned>(config.k_warps));
   rows.cluster_log2 = std::countr_zero(static_cast<unsigned>(config.cluster));
+  if (a.other_x != nullptr) rows.other_x = a.other_x;
+  rows.glu = {a.glu.kind == GluKind::situ, a.glu.beta, a.glu.linear_beta.value_or(0)};
   for (int i = 0; i < a.part_count; ++i) {
     const GemmPart& part = a.parts[static_cast<size_t>(i)];
     if (part.w.scheme != scheme || part.w.rows == 0) continue;
+    if (part.up) rows.grain_log2 = 1;
     rows.parts[rows.part_count++] = {.w = static_cast<const uint8_t*>(part.w.data),
+                                     .up = static_cast<const uint8_t*>(part.up.data),
                                      .scales = part.w.scales,
                                      .y = part.y,
                                      .y_stride = part.y_stride,
                                      .row_begin = rows.rows,
                                      .y_f32 = part.y_dtype == DType::f32,
                                      .accumulate = part.accumulate};
-    rows.rows += static_cast<int>(part.w.rows);
+    if (a.other_x == nullptr) rows.rows += static_cast<int>(rows_of(part));
+  }
+  if (a.other_x != nullptr && rows.part_count > 0) {
+    rows.rows = static_cast<int>(rows_of(a));
+    rows.part_count = 1;  // a block sees one
   }
   if (rows.rows == 0) return rows;
   const int64_t height = kGemmRowTile * config.row_tiles, least = (rows.rows + height - 1) / height;
-  rows.tiles = static_cast<int>(std::clamp<int64_t>(config.tiles, least, rows.rows));  // config may be that of more rows
-  rows.base_height = rows.rows / rows.tiles;
-  rows.higher = rows.rows % rows.tiles;
+  const int grains = rows.rows >> rows.grain_log2;
+  rows.tiles = static_cast<int>(std::clamp<int64_t>(config.tiles, least, grains));  // config may be that of more rows
+  rows.base_height = grains / rows.tiles << rows.grain_log2;
+  rows.higher = grains % rows.tiles;
   return rows;
 }
 
@@ -110,6 +137,8 @@ Rows launch_of(const GemmArgs& a, Scheme scheme, const RowsConfig& config) {
 CudaStatus gemm_rows_cuda(const GemmArgs& args, const RowsConfig& config, Stream stream) {
   check(args);
   K3_CHECK(config.row_tiles == 1, "row tiles {}", config.row_tiles);
+  check_other(args);
+  for (const GemmPart& part : args.parts) K3_CHECK(!part.up, "the row kernel has no pairs");
   if (args.tokens == 0) return {};
   for (const Scheme scheme : {Scheme::bf16, Scheme::mxfp4, Scheme::i8}) {
     const Rows rows = launch_of(args, scheme, config);
@@ -126,6 +155,8 @@ CudaStatus gemm_stream_cuda(const GemmArgs& args, const RowsConfig& config, Stre
   if (args.tokens == 0) return {};
   const Rows rows = launch_of(args, Scheme::bf16, config);
   if (rows.rows == 0) return {};
+  K3_CHECK(rows.grain_log2 == 0 || even_parts(args), "a pair beside a part of odd rows");
+  check_other(args);
   K3_CHECK(args.in % kGemmKStep == 0 && codec_of(args, Scheme::bf16) == RowsCodec::bf16 && rows.rows == rows_of(args),
            "x [{}, {}], stride {}", args.tokens, args.in, args.x_stride);
   return {gemm_stream_launch(rows, config.row_tiles, config.token_tiles, args.dependent, stream)};

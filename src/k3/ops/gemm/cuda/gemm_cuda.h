@@ -14,7 +14,9 @@
 //           deterministic: each y[t, o] is one fixed sum over i whatever T, t, the neighbours and the other parts are.
 //           cuBLASLt never is used then: it picks an algorithm, so an order of sums, for every range of T.
 //           dependent: programmatic dependent launch; the weights (not x or y) are read before the kernel before has
-//           ended, so that kernel must not write them.
+//           ended, so that kernel must not write them. The kernel after may start at once, before this one has waited;
+//           with release_late when it has, so that what the kernel after reads before it waits may be as young as the
+//           kernel before the kernel before this one.
 #pragma once
 
 #include <array>
@@ -22,6 +24,7 @@
 
 #include "k3/ops/cuda/launch.h"
 #include "k3/ops/gemm/cuda/gemm_config.h"
+#include "k3/ops/situ_glu/situ_glu.h"
 #include "k3/ops/weight.h"
 #include "k3/tensor/dtype.h"
 
@@ -35,6 +38,7 @@ struct GemmPart {
   int64_t y_stride = 0;
   DType y_dtype = DType::bf16;
   bool accumulate = false;
+  Weight up = {};  // set: y = glu(x w^T, x up^T), rounded once
 };
 
 struct GemmArgs {
@@ -45,7 +49,15 @@ struct GemmArgs {
   std::array<GemmPart, kMostParts> parts{};
   bool deterministic = false;
   bool dependent = false;
+  bool release_late = false;
+  const void* other_x = nullptr;  // set: two parts of equal shapes, the second meets this input (of the same strides)
+  Glu glu = {};                   // of parts with `up`
 };
+
+// Whether calls with `up` or other_x are served, by the stream kernel: BF16 weights, I a multiple of 32, few tokens.
+constexpr bool gemm_fuses(int64_t tokens, int64_t in, Scheme scheme) {
+  return tokens <= 16 && in % kGemmKStep == 0 && scheme == Scheme::bf16;
+}
 
 // plans may be null: everything runs on the stream and the row kernel. Parts that follow each other in memory, w after w and
 // y after y in a row, are one product of the library.

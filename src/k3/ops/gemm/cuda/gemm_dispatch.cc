@@ -2,24 +2,72 @@
 #include "k3/ops/cuda/op_state.h"
 #include "k3/ops/gemm/cuda/gemm_cuda.h"
 #include "k3/ops/gemm/linear.h"
+#include "k3/ops/gemm/linear_steps.h"
 
 namespace k3::ops::cuda {
+namespace {
 
-void linear_many(const Ctx& ctx, const Tensor& x, std::span<const ops::LinearPart> parts) noexcept {
+GemmArgs args_of(const Ctx& ctx, const Tensor& x) {
   K3_CHECK(x.rank == 2 && x.dtype == DType::bf16, "linear: x {} of dtype {} on a GPU", x.shape_text(), dtype_name(x.dtype));
-  if (x.dim(0) == 0) return;
   GemmArgs args;
   args.x = x.data;
   args.tokens = x.dim(0);
   args.in = x.dim(1);
   args.x_stride = x.stride(0);
   args.deterministic = ctx.deterministic;
-  for (const ops::LinearPart& part : parts) {
-    K3_CHECK(part.w.cols == x.dim(1) && part.y.dim(1) == part.w.rows && part.y.dim(0) == x.dim(0), "linear: weight {} x {}, x {}, y {}",
-             part.w.rows, part.w.cols, x.shape_text(), part.y.shape_text());
-    args.parts[static_cast<size_t>(args.part_count++)] = {
-        .w = part.w, .y = part.y.data, .y_stride = part.y.stride(0), .y_dtype = part.y.dtype};
+  args.dependent = true;
+  return args;
+}
+
+GemmPart part_of(const Tensor& x, const Weight& w, const Tensor& y) {
+  K3_CHECK(w.cols == x.dim(1) && y.dim(1) == w.rows && y.dim(0) == x.dim(0), "linear: weight {} x {}, x {}, y {}", w.rows, w.cols,
+           x.shape_text(), y.shape_text());
+  return {.w = w, .y = y.data, .y_stride = y.stride(0), .y_dtype = y.dtype};
+}
+
+bool fuses(const Tensor& x, const Weight& w) {
+  return gemm_fuses(x.dim(0), x.dim(1), w.scheme) && x.stride(0) % 8 == 0 && w.rows % 2 == 0;
+}
+
+}  // namespace
+
+void linear_many(const Ctx& ctx, const Tensor& x, std::span<const ops::LinearPart> parts) noexcept {
+  GemmArgs args = args_of(ctx, x);
+  if (x.dim(0) == 0) return;
+  const bool fused = std::all_of(parts.begin(), parts.end(), [&](const ops::LinearPart& p) { return fuses(x, p.w); });
+  if (needs_more(parts) && !fused) {
+    linear_in_steps(ctx, x, parts, [&](std::span<const ops::LinearPart> plain) { cuda::linear_many(ctx, x, plain); });
+    return;
   }
+  // A sub-layer ends with a product of one weight. The site after it reads, before it waits, what the site before wrote; all
+  // kernels between may start early, but this one lets the site start only when it has waited itself.
+  args.release_late = parts.size() == 1;
+  for (const ops::LinearPart& part : parts) {
+    GemmPart& to = args.parts[static_cast<size_t>(args.part_count++)];
+    to = part_of(x, part.w, part.y);
+    to.accumulate = part.accumulate;
+    to.up = part.up;
+    if (part.up) args.glu = *part.glu;
+  }
+  ctx.gpu->note(gemm_cuda(args, ctx.gpu->plans(), ctx.stream), "linear");
+}
+
+void linear_two(const Ctx& ctx, const ops::LinearOne& a, const ops::LinearOne& b) noexcept {
+  const bool alike = a.w.rows == b.w.rows && a.w.cols == b.w.cols && a.x.stride(0) == b.x.stride(0) && a.x.dim(0) == b.x.dim(0) &&
+                     a.w.scheme == b.w.scheme;
+  if (!alike || !fuses(a.x, a.w)) {
+    for (const ops::LinearOne* one : {&a, &b}) {
+      const ops::LinearPart part{one->w, one->y};
+      cuda::linear_many(ctx, one->x, {&part, 1});
+    }
+    return;
+  }
+  if (a.x.dim(0) == 0) return;
+  GemmArgs args = args_of(ctx, a.x);
+  args.other_x = b.x.data;
+  args.part_count = 2;
+  args.parts[0] = part_of(a.x, a.w, a.y);
+  args.parts[1] = part_of(b.x, b.w, b.y);
   ctx.gpu->note(gemm_cuda(args, ctx.gpu->plans(), ctx.stream), "linear");
 }
 

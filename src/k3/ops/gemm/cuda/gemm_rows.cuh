@@ -9,6 +9,7 @@ namespace k3::ops::cuda {
 
 struct RowsPart {
   const uint8_t* w = nullptr;
+  const uint8_t* up = nullptr;  // a pair: rows 2 i are row i of w, rows 2 i + 1 row i of up; y[i] = glu of both sums
   const uint8_t* scales = nullptr;
   void* y = nullptr;
   int64_t y_stride = 0;
@@ -16,14 +17,23 @@ struct RowsPart {
   bool y_f32 = false, accumulate = false;
 };
 
-// All parts' rows are cut into `tiles` of base_height rows, the first `higher` of one more; a tile may lie in two parts.
+struct RowsGlu {
+  bool situ = false;
+  float beta = 1, linear_beta = 0;
+};
+
+// All parts' rows are cut into `tiles` of base_height rows, the first `higher` of 2^grain_log2 more (both are multiples of it);
+// a tile may lie in two parts. Blocks with y = 1 have another input, and the part after the first.
 struct Rows {
   const void* x = nullptr;
+  const void* other_x = nullptr;  // null: one input
   int64_t x_stride = 0;
   int tokens = 0, in = 0, part_count = 0, rows = 0;
   int tiles = 0, base_height = 0, higher = 0;
   int token_groups = 0;  // of 8 * token_tiles tokens
-  int k_warps_log2 = 0, cluster_log2 = 0;
+  bool release_late = false;
+  int k_warps_log2 = 0, cluster_log2 = 0, grain_log2 = 0;
+  RowsGlu glu;  // of pairs
   RowsPart parts[6] = {};
 };
 

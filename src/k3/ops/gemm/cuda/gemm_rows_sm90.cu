@@ -149,8 +149,9 @@ __global__ void __launch_bounds__(kThreads, kBlocks) rows_kernel(const __grid_co
     raw[d][0] = Codec::load(low, step + d * stride, q, in);
     raw[d][1] = Codec::load(high, step + d * stride, q, in);
   }
-  pdl_release();
+  if (!p.release_late) pdl_release();
   pdl_wait();
+  if (p.release_late) pdl_release();
 
   const uint16_t* x[kTiles];
   int limit[kTiles];
@@ -158,7 +159,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) rows_kernel(const __grid_co
   for (int j = 0; j < kTiles; ++j) {
     const int token = place.first_token + 8 * j + g;
     limit[j] = token < p.tokens ? in : 0;
-    x[j] = static_cast<const uint16_t*>(p.x) + static_cast<int64_t>(min(token, p.tokens - 1)) * p.x_stride;
+    x[j] = static_cast<const uint16_t*>(blockIdx.y == 0 ? p.x : p.other_x) + static_cast<int64_t>(min(token, p.tokens - 1)) * p.x_stride;
   }
   uint4 early[kEarlyX ? kDepth : 1][kTiles];
   if constexpr (kEarlyX) {
@@ -222,7 +223,7 @@ int gemm_rows_launch(const Rows& rows, RowsCodec codec, bool x_aligned, int toke
   const int tiles_per_block = kGemmWarps >> rows.k_warps_log2;
   const int64_t blocks = static_cast<int64_t>((rows.tiles + tiles_per_block - 1) / tiles_per_block) * rows.token_groups
                          << rows.cluster_log2;
-  const LaunchOptions options{.grid = dim3(static_cast<unsigned>(blocks)),
+  const LaunchOptions options{.grid = dim3(static_cast<unsigned>(blocks), rows.other_x != nullptr ? 2 : 1),
                               .block = dim3(kThreads),
                               .cluster = 1 << rows.cluster_log2,
                               .dependent = dependent};

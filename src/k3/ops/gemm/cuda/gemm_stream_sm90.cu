@@ -35,7 +35,10 @@ __global__ void __launch_bounds__(kThreads, kBlocks) stream_kernel(const __grid_
     const int row = tile.begin + 8 * h + g;
     is_row[h] = row < tile.end;
     const RowsPart& part = p.parts[part_of(p, is_row[h] ? row : tile.begin)];
-    w[h] = part.w + static_cast<int64_t>((is_row[h] ? row : tile.begin) - part.row_begin) * p.in * 2 + first;
+    const int local = (is_row[h] ? row : tile.begin) - part.row_begin;
+    const uint8_t* base = part.w;
+    if (part.up != nullptr && local % 2 == 1) base = part.up;
+    w[h] = base + static_cast<int64_t>(part.up != nullptr ? local / 2 : local) * p.in * 2 + first;
   }
   const uint32_t begin = shared_address(shared) + static_cast<uint32_t>(warp * kDepth * kSlot + lane * 16);
 #pragma unroll
@@ -47,8 +50,9 @@ __global__ void __launch_bounds__(kThreads, kBlocks) stream_kernel(const __grid_
     }
   }
   cp_async_commit();
-  pdl_release();
+  if (!p.release_late) pdl_release();
   pdl_wait();
+  if (p.release_late) pdl_release();
 
   const uint8_t* x[kTokenTiles];
   bool is_token[kTokenTiles];
@@ -56,7 +60,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) stream_kernel(const __grid_
   for (int j = 0; j < kTokenTiles; ++j) {
     const int token = place.first_token + 8 * j + g;
     is_token[j] = token < p.tokens;
-    x[j] = static_cast<const uint8_t*>(p.x) + static_cast<int64_t>(min(token, p.tokens - 1)) * p.x_stride * 2 + first;
+    x[j] = static_cast<const uint8_t*>(blockIdx.y == 0 ? p.x : p.other_x) + static_cast<int64_t>(min(token, p.tokens - 1)) * p.x_stride * 2 + first;
   }
 #pragma unroll
   for (int i = 0; i < kDepth; ++i) {
@@ -109,7 +113,7 @@ int go(const Rows& rows, bool dependent, cudaStream_t stream) {
   const int64_t blocks = static_cast<int64_t>((rows.tiles + tiles_per_block - 1) / tiles_per_block) * rows.token_groups
                          << rows.cluster_log2;
   return launch(stream_kernel<kRowTiles, kTokenTiles, kDepth, kBlocks>,
-                LaunchOptions{.grid = dim3(static_cast<unsigned>(blocks)),
+                LaunchOptions{.grid = dim3(static_cast<unsigned>(blocks), rows.other_x != nullptr ? 2 : 1),
                               .block = dim3(kThreads),
                               .shared_bytes = kGemmWarps * kDepth * slot_bytes(kRowTiles, kTokenTiles),
                               .cluster = 1 << rows.cluster_log2,

@@ -9,6 +9,7 @@
 #include "k3/ops/cuda/ptx.cuh"
 #include "k3/ops/gemm/cuda/gemm_config.h"
 #include "k3/ops/gemm/cuda/gemm_rows.cuh"
+#include "k3/ops/situ_glu/cuda/situ_glu_cuda.cuh"
 
 namespace k3::ops::cuda {
 
@@ -16,7 +17,7 @@ namespace k3::ops::cuda {
 constexpr int sum_pitch(int row_tiles) { return kGemmRowTile * row_tiles + 4; }
 
 __device__ __forceinline__ int part_of(const Rows& p, int row) {
-  int index = 0;
+  int index = static_cast<int>(blockIdx.y);
 #pragma unroll
   for (int i = 1; i < 6; ++i) index += i < p.part_count && row >= p.parts[i].row_begin;
   return index;
@@ -27,8 +28,8 @@ struct Tile {
 };
 __device__ __forceinline__ Tile tile_at(const Rows& p, int tile) {
   if (tile >= p.tiles) return {0, 0};
-  const int begin = tile * p.base_height + min(tile, p.higher);
-  return {begin, begin + p.base_height + (tile < p.higher ? 1 : 0)};
+  const int begin = tile * p.base_height + (min(tile, p.higher) << p.grain_log2);
+  return {begin, begin + p.base_height + (tile < p.higher ? 1 << p.grain_log2 : 0)};
 }
 
 struct Place {     // of a warp
@@ -55,6 +56,13 @@ __device__ __forceinline__ void store(const RowsPart& part, int64_t token, int r
     __nv_bfloat16* y = static_cast<__nv_bfloat16*>(part.y) + at;
     *y = __float2bfloat16(part.accumulate ? __bfloat162float(*y) + sum : sum);
   }
+}
+
+__device__ __forceinline__ float glu_of(const RowsGlu& rule, float gate, float up) {
+  if (!rule.situ) return silu_glu(gate, up);
+  const float linear_inverse = rule.linear_beta > 0 ? 1 / rule.linear_beta : 0;
+  const SituBetas betas = {rule.linear_beta > 0 ? rule.beta * rule.linear_beta : rule.beta, 1 / rule.beta, linear_inverse};
+  return rule.linear_beta > 0 ? situ_glu<false, true>(gate, up, betas) : situ_glu<false, false>(gate, up, betas);
 }
 
 // acc: sums of a warp, [row tile][token tile][4] as mma leaves them. sums: where warp w puts them, at w * warp_floats; there
@@ -95,15 +103,20 @@ __device__ __forceinline__ void finish(const Rows& p, const Place& place, const 
     const Tile tile = tile_at(p, place.first_tile + i / kTileSums);
     const int row = tile.begin + i % kRows, token = place.first_token + i % kTileSums / kRows;
     if (row >= tile.end || token >= p.tokens) continue;
-    float sum = 0;
-    if (cluster > 1) {
-      const uint32_t address = shared_address(&sums[at(i / kTileSums << p.k_warps_log2, i)]);
+    const auto whole_sum = [&](int j) {
+      if (cluster == 1) return block_sum(j);
+      const uint32_t address = shared_address(&sums[at(j / kTileSums << p.k_warps_log2, j)]);
+      float sum = 0;
       for (int c = 0; c < cluster; ++c) sum += cluster_load(cluster_map(address, static_cast<uint32_t>(c)));
-    } else {
-      sum = block_sum(i);
-    }
+      return sum;
+    };
     const RowsPart& part = p.parts[part_of(p, row)];
-    store(part, token, row - part.row_begin, sum);
+    const int local = row - part.row_begin;
+    if (part.up == nullptr) {
+      store(part, token, local, whole_sum(i));
+    } else if (local % 2 == 0) {  // tiles have whole pairs
+      store(part, token, local / 2, glu_of(p.glu, whole_sum(i), whole_sum(i + 1)));
+    }
   }
   if (cluster > 1) cluster_sync();  // others may still read this block's sums
 }

@@ -60,12 +60,24 @@ typedef struct KdaLaunch {
   int32_t form;         // 0: kda_decode_config chooses; else one of its forms (tests and benches of decode)
 } KdaLaunch;
 
+// The second factors of low-rank projections, BF16 [H * 128, 128], and what they meet, BF16 [B, 128]: z and gate are computed
+// inside instead of read from rows. z_w null: neither; gate_w null: z alone. Only where kda_decode_takes_low.
+typedef struct KdaLowRank {
+  const void* z_w;
+  const void* z_in;
+  int64_t z_stride;
+  const void* gate_w;
+  const void* gate_in;
+  int64_t gate_stride;
+} KdaLowRank;
+
 typedef struct KdaDecodeArgs {
   KdaWeights weights;
   KdaRows rows;  // row r is request r
   KdaSlots slots;
   KdaLaunch launch;
   int32_t batch;
+  KdaLowRank low;
 } KdaDecodeArgs;
 
 // What a window leaves for its commit, FP32, per slot [H, max_tokens, 3, 128]: kn (normalised keys), the decay factor e^g of

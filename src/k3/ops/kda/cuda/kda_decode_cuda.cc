@@ -36,14 +36,31 @@ void check_kda_slots(const KdaSlots& s, int64_t heads) {
   K3_CHECK(s.slots != nullptr, "kda_decode: no slots");
 }
 
+bool kda_decode_takes_low(int64_t pairs, bool state_bf16, const DeviceInfo& device) {
+  return kda_decode_config(pairs, state_bf16, 0, device.sm_count).split == 4;
+}
+
 CudaStatus kda_decode_cuda(const KdaDecodeArgs& args, Stream stream) {
   const int64_t heads = args.weights.heads;
   if (args.batch == 0 || heads == 0) return {};
   check_kda_weights(args.weights);
-  check_kda_rows(args.rows, heads);
+  KdaRows rows = args.rows;
+  if (args.low.z_w != nullptr) {
+    check_row(args.low.z_w, 128, 128, "second factor of z");
+    check_row(args.low.z_in, args.low.z_stride, 128, "input of z");
+    K3_CHECK(aligned(args.low.z_w, 16), "kda_decode: second factor of z");
+    rows.z = rows.out, rows.z_stride = rows.out_stride;  // not read
+  }
+  if (args.low.gate_w != nullptr) {
+    K3_CHECK(args.low.z_w != nullptr && aligned(args.low.gate_w, 16), "kda_decode: second factor of the gate");
+    check_row(args.low.gate_in, args.low.gate_stride, 128, "input of the gate");
+    rows.gate = rows.out, rows.gate_stride = rows.out_stride;
+  }
+  check_kda_rows(rows, heads);
   check_kda_slots(args.slots, heads);
   const KdaDecodeConfig config =
       kda_decode_config(args.batch * heads, args.slots.state_bf16 != 0, args.launch.form, device_info().sm_count);
+  K3_CHECK(args.low.z_w == nullptr || config.split == 4, "kda_decode: low rank with {} requests", args.batch);
   return {kda_decode_launch(args, config, stream)};
 }
 

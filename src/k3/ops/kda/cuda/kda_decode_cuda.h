@@ -16,6 +16,8 @@
 
 namespace k3::ops::cuda {
 
+// Whether so many (request, head) pairs are computed by the kernel that takes KdaLowRank.
+bool kda_decode_takes_low(int64_t pairs, bool state_bf16, const DeviceInfo& device);
 CudaStatus kda_decode_cuda(const KdaDecodeArgs& args, Stream stream);
 
 // Checks shared with kda_verify_cuda.

@@ -133,6 +133,35 @@ __device__ __forceinline__ void store_window(const KdaSlots& slots, int64_t at, 
   for (int i = 0; i < 3; ++i) store_conv(slots, at + static_cast<int64_t>(i) * heads * kDim, conv.x[i + 1]);
 }
 
+// z of all channels and the gate of kRows rows from their second factors in shared memory. By all threads, with two barriers.
+constexpr int kLowPitch = kDim * 2 + 16;
+template <int kWarps, int kRows, int kWidth>
+__device__ __forceinline__ void low_products(const uint8_t* w, const float (&in)[2][kWidth], bool with_gate, float* z, float* gate) {
+  const int tid = static_cast<int>(threadIdx.x);
+  cp_async_wait<0>();
+  __syncthreads();
+  const auto part = [&](int row, int from, int pieces, const float* x) {
+    float sum = 0;
+#pragma unroll 4
+    for (int i = from; i < from + pieces; ++i) {
+      const uint4 eight = *reinterpret_cast<const uint4*>(w + row * kLowPitch + i * 16);
+      const uint32_t words[4] = {eight.x, eight.y, eight.z, eight.w};
+#pragma unroll
+      for (int j = 0; j < 4; ++j) sum = fmaf(low_bf16(words[j]), x[8 * i + 2 * j], fmaf(high_bf16(words[j]), x[8 * i + 2 * j + 1], sum));
+    }
+    return sum;
+  };
+  for (int row = tid; row < kDim; row += kWarps * 32) z[row] = part(row, 0, kDim / 8, in[0]);
+  if (with_gate) {
+    constexpr int kEach = kWarps * 32 / kRows;  // threads a row
+    float sum = part(kDim + tid / kEach, tid % kEach * (kDim / 8 / kEach), kDim / 8 / kEach, in[1]);
+#pragma unroll
+    for (int i = 1; i < kEach; i <<= 1) sum += __shfl_xor_sync(0xFFFFFFFFU, sum, i);
+    if (tid % kEach == 0) gate[tid / kEach] = sum;
+  }
+  __syncthreads();
+}
+
 template <class State, int kSplit, int kWarps>
 constexpr int min_blocks(bool bulk) {
   if (!bulk) return kSplit == 1 && sizeof(State) == 4 ? 2 : 512 / (kWarps * 32);
@@ -148,6 +177,7 @@ __global__ void __launch_bounds__(kWarps * 32, min_blocks<State, kSplit, kWarps>
   __shared__ float outputs[kRows];
   __shared__ float sums[8];
   __shared__ __align__(8) uint64_t loaded[kWarps];
+  __shared__ __align__(16) float low_in[2][kSplit > 1 ? kDim : 4];
   extern __shared__ __align__(128) uint8_t stage[];
 
   const KdaWeights& w = args.weights;
@@ -158,6 +188,7 @@ __global__ void __launch_bounds__(kWarps * 32, min_blocks<State, kSplit, kWarps>
 
   const bool early = args.launch.early_state != 0;
   if (!early) pdl_wait();
+  pdl_release();
   const int slot = args.slots.slots[request];
   if (slot < 0) {
     if (early) pdl_wait();
@@ -185,6 +216,19 @@ __global__ void __launch_bounds__(kWarps * 32, min_blocks<State, kSplit, kWarps>
     for (int p = 0; p < kPairs; ++p) rows[p].load(state + (2 * p + half) * kDim, row_lane);
   }
 
+  const bool low = kSplit > 1 && !kBulk && args.low.z_w != nullptr, low_gate = low && args.low.gate_w != nullptr;
+  if (low) {
+    const int count = (kDim + (low_gate ? kRows : 0)) * (kDim / 8);
+    for (int i = tid; i < count; i += kWarps * 32) {
+      const int row = i / (kDim / 8), piece = i % (kDim / 8);
+      const auto* w = row < kDim ? static_cast<const __nv_bfloat16*>(args.low.z_w) + static_cast<int64_t>(head * kDim + row) * kDim
+                                 : static_cast<const __nv_bfloat16*>(args.low.gate_w) +
+                                       static_cast<int64_t>(head * kDim + first + row - kDim) * kDim;
+      cp_async<16>(shared_address(stage + row * kLowPitch + piece * 16), w + piece * 8);
+    }
+    cp_async_commit();
+  }
+
   ConvLane conv;
   float gate[kOut];
   const int channel = head * kDim + 4 * lane;
@@ -197,7 +241,7 @@ __global__ void __launch_bounds__(kWarps * 32, min_blocks<State, kSplit, kWarps>
     for (int i = 0; i < 4; ++i) taps[i] = __ldg(reinterpret_cast<const float4*>(w.taps[warp]) + channel + i);
     if (early) pdl_wait();
     load4(static_cast<const __nv_bfloat16*>(args.rows.x[warp]) + request * args.rows.x_stride[warp] + channel, conv.x[3]);
-    if (warp == 0) {
+    if (warp == 0 && !low_gate) {
 #pragma unroll
       for (int i = 0; i < kOut; ++i) {
         const int row = lane + 32 * i;
@@ -220,13 +264,32 @@ __global__ void __launch_bounds__(kWarps * 32, min_blocks<State, kSplit, kWarps>
     float bias[4], z[4];
     load4(w.dt_bias + channel, bias);
     if (early) pdl_wait();
-    load4(static_cast<const __nv_bfloat16*>(args.rows.z) + request * args.rows.z_stride + channel, z);
+    if (low) {
+      float part[4];
+      load4(static_cast<const __nv_bfloat16*>(args.low.z_in) + request * args.low.z_stride + 4 * lane, part);
+      store4(low_in[0] + 4 * lane, part);
+      if (low_gate) {
+        load4(static_cast<const __nv_bfloat16*>(args.low.gate_in) + request * args.low.gate_stride + 4 * lane, part);
+        store4(low_in[1] + 4 * lane, part);
+      }
+    } else {
+      load4(static_cast<const __nv_bfloat16*>(args.rows.z) + request * args.rows.z_stride + channel, z);
+    }
     if (lane == 0) factors.beta = sigmoid(load_bf16(args.rows.beta, request * args.rows.beta_stride + head));
+    if constexpr (kSplit > 1) if (low) {
+      low_products<kWarps, kRows>(stage, low_in, low_gate, factors.decay, outputs);
+      load4(factors.decay + 4 * lane, z);
+    }
 #pragma unroll
     for (int i = 0; i < 4; ++i) z[i] = decay_factor(z[i] + bias[i], rate, w.lower_bound);
     store4(factors.decay + 4 * lane, z);
   } else if (early) {
     pdl_wait();
+  }
+  if constexpr (kSplit > 1) if (low && warp != 3) low_products<kWarps, kRows>(stage, low_in, low_gate, factors.decay, outputs);
+  if (low_gate && warp == 0) {
+#pragma unroll
+    for (int i = 0; i < kOut; ++i) gate[i] = outputs[min(lane + 32 * i, kRows - 1)];
   }
   if constexpr (kSplit > 1) cluster_arrive();  // the conv state was read
   __syncthreads();
@@ -262,8 +325,6 @@ __global__ void __launch_bounds__(kWarps * 32, min_blocks<State, kSplit, kWarps>
       if (row_lane == 0) outputs[row0 + row] = o;
     }
   }
-  pdl_release();
-
   if constexpr (kSplit > 1) {
     cluster_wait();  // every block has read the conv state (and runs)
     if (warp < 3 && rank == 0) store_window(args.slots, conv_at, w.heads, conv);
@@ -311,6 +372,7 @@ int launch_one(const KdaDecodeArgs& args, cudaStream_t stream) {
   o.block = dim3(kWarps * 32);
   o.cluster = kSplit;
   o.dependent = args.launch.dependent != 0;
+  if (args.low.z_w != nullptr) o.shared_bytes = (kDim + kDim / kSplit) * kLowPitch;
   if (kBulk) o.shared_bytes = kDim / kSplit * kDim * static_cast<int>(sizeof(State));
   return launch(kda_decode<State, kSplit, kWarps, kBulk>, o, stream, args);
 }

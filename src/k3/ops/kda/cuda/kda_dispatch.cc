@@ -1,6 +1,7 @@
 // The token mixer of a KDA layer on a GPU: one kernel for steps of single tokens; convolution, recurrence and norm for longer ones.
 #include "k3/ops/cuda/dispatch.h"
 #include "k3/ops/cuda/op_state.h"
+#include "k3/ops/gemm/linear.h"
 #include "k3/ops/kda/cuda/kda_decode_cuda.h"
 #include "k3/ops/kda/cuda/kda_prefill_cuda.h"
 #include "k3/ops/kda/kda.h"
@@ -33,6 +34,22 @@ struct Mix {
     return w;
   }
 
+  bool fuses_low() const {
+    const auto plain = [](const Weight& w) { return !w || (w.scheme == Scheme::bf16 && w.cols == 128); };
+    return plain(args.z_up) && plain(args.gate_up) &&
+           kda_decode_takes_low(tokens() * heads(), state.recurrent_dtype == DType::bf16, device_info());
+  }
+  void low_products() const {
+    const Tensor z = args.kda.z.reshape({tokens(), heads() * 128});
+    if (args.z_low && args.gate_low) return cuda::linear_two(ctx, {args.z_low, args.z_up, z}, {args.gate_low, args.gate_up, args.gate});
+    const auto one = [&](const Tensor& x, const Weight& w, const Tensor& y) {
+      const ops::LinearPart part{.w = w, .y = y};
+      if (x) cuda::linear_many(ctx, x, {&part, 1});
+    };
+    one(args.z_low, args.z_up, z);
+    one(args.gate_low, args.gate_up, args.gate);
+  }
+
   void decode() const {
     KdaDecodeArgs d{};
     d.weights = weights();
@@ -57,6 +74,20 @@ struct Mix {
     d.slots.state_bf16 = state.recurrent_dtype == DType::bf16;
     d.slots.conv_bf16 = state.conv_dtype == DType::bf16;
     d.batch = static_cast<int32_t>(tokens());
+    // Slots and states were written by the step before, and a step begins with a copy, which everything waits for.
+    d.launch.dependent = d.launch.early_state = 1;
+    if (args.z_low && fuses_low()) {
+      d.low.z_w = args.z_up.data;
+      d.low.z_in = args.z_low.data;
+      d.low.z_stride = args.z_low.stride(0);
+      if (args.gate_low) {
+        d.low.gate_w = args.gate_up.data;
+        d.low.gate_in = args.gate_low.data;
+        d.low.gate_stride = args.gate_low.stride(0);
+      }
+    } else {
+      low_products();
+    }
     ctx.gpu->note(kda_decode_cuda(d, ctx.stream), "kda decode");
   }
 
@@ -127,6 +158,7 @@ struct Mix {
 
   void prefill() const {
     const Workspace::Scope scope(*ctx.workspace);
+    low_products();
     const int64_t channels = heads() * 128;
     Tensor mixed[3];
     for (Tensor& t : mixed) t = ctx.workspace->tensor({tokens(), channels}, DType::bf16);

@@ -52,6 +52,10 @@ void absorbed(const Ctx& ctx, const ops::MlaArgs& args) {
   MlaValues v;
   v.ol = ol.data;
   v.kv_b = args.kv_b.data;
+  if (args.gate) {
+    v.gate = args.gate.data;
+    v.gate_stride = args.gate.stride(0);
+  }
   v.out = args.out.data;
   v.out_stride = args.out.stride(0);
   v.tokens = tokens;
@@ -77,6 +81,7 @@ void expanded(const Ctx& ctx, const ops::MlaArgs& args) {
   e.tokens = keys;
   e.in = kLatent;
   e.x_stride = kWidth;
+  e.dependent = true;
   e.part_count = 1;
   e.parts[0] = {.w = args.kv_b, .y = both.data, .y_stride = both.stride(0)};
   ctx.gpu->note(gemm_cuda(e, ctx.gpu->plans(), ctx.stream), "mla expand");
@@ -125,6 +130,7 @@ void mla(const Ctx& ctx, const ops::MlaArgs& args) noexcept {
   if (args.q.dim(0) == 0) return;
   if (ctx.deterministic || ctx.step->longest <= kAbsorbedTokens) return absorbed(ctx, args);
   expanded(ctx, args);
+  if (args.gate) cuda::sigmoid_gate(ctx, args.gate, args.out.reshape({args.gate.dim(0), args.gate.dim(1)}));
 }
 
 }  // namespace k3::ops::cuda

@@ -11,6 +11,14 @@ namespace {
 
 constexpr int kThreads = 128, kHeadRows = kMlaNope + kMlaValue;
 
+// After the weights were asked for; the kernel after may ask for its own at once.
+__device__ __forceinline__ void meet_the_kernel_before() {
+#if __CUDA_ARCH__ >= 900
+  pdl_release();
+  pdl_wait();
+#endif
+}
+
 // The A fragments of 16 columns k of a [16, kWidth] tile in shared memory with rows of kPitch.
 template <int kPitch>
 __device__ __forceinline__ void load_a(uint32_t (&a)[4], uint32_t tile, int k, int lane) {
@@ -42,6 +50,7 @@ __global__ void __launch_bounds__(kThreads) absorb(const MlaAbsorb p) {
     cp_async<16>(shared_address(w + row * kWPitch + column), weight + row * kLatent + column);
   }
   cp_async_commit();
+  meet_the_kernel_before();  // the weights do not depend on the kernel before
   const auto* q = static_cast<const __nv_bfloat16*>(p.q) + head * kMlaKey;
   auto* out = static_cast<__nv_bfloat16*>(p.query) + static_cast<int64_t>(head) * kLatentRow;
   const int64_t out_stride = p.heads * kLatentRow;
@@ -106,6 +115,7 @@ __global__ void __launch_bounds__(kThreads) values(const MlaValues p) {
   copy_rows<kLatent, kPitch>(w, weight, kLatent, 16);
   copy_rows<kLatent, kPitch>(w + 16 * kPitch * 2, weight + 16 * kLatent, kLatent, 16);
   cp_async_commit();
+  meet_the_kernel_before();
   const int64_t ol_stride = p.heads * kLatent;
   const auto* ol = static_cast<const __nv_bfloat16*>(p.ol) + static_cast<int64_t>(head) * kLatent;
   const int step = static_cast<int>(gridDim.z) * 16;
@@ -161,12 +171,10 @@ unsigned row_blocks(int64_t blocks, int64_t tokens) {
 
 int mla_absorb_launch(const MlaAbsorb& p, cudaStream_t stream) {
   const auto heads = static_cast<unsigned>(p.heads);
-  if (p.heads >= 48) {
-    absorb<128><<<dim3(kLatent / 128, heads, row_blocks(4 * p.heads, p.tokens)), kThreads, 0, stream>>>(p);
-  } else {
-    absorb<32><<<dim3(kLatent / 32, heads, row_blocks(16 * p.heads, p.tokens)), kThreads, 0, stream>>>(p);
-  }
-  return launch_code();
+  const unsigned columns = p.heads >= 48 ? 128 : 32, tiles = kLatent / columns;
+  const LaunchOptions options{
+      .grid = dim3(tiles, heads, row_blocks(tiles * p.heads, p.tokens)), .block = dim3(kThreads), .dependent = true};
+  return columns == 128 ? launch(absorb<128>, options, stream, p) : launch(absorb<32>, options, stream, p);
 }
 
 int mla_values_launch(const MlaValues& p, cudaStream_t stream) {
@@ -174,7 +182,8 @@ int mla_values_launch(const MlaValues& p, cudaStream_t stream) {
   const LaunchOptions options{
       .grid = dim3(kMlaValue / 32, static_cast<unsigned>(p.heads), row_blocks(4 * p.heads, p.tokens)),
       .block = dim3(kThreads),
-      .shared_bytes = kShared};
+      .shared_bytes = kShared,
+      .dependent = true};
   return launch(values, options, stream, p);
 }
 

@@ -2,7 +2,7 @@
 #include <cuda_bf16.h>
 
 #include "k3/ops/cuda/launch.cuh"
-#include "k3/ops/cuda/ptx.cuh"
+#include "k3/ops/cuda/reduce.cuh"
 #include "k3/ops/mla/cuda/mla_launch.cuh"
 
 namespace k3::ops::cuda {
@@ -49,6 +49,7 @@ __device__ __forceinline__ void norm_weights(const LatentAppend& p, int at, floa
 __global__ void __launch_bounds__(32 * kWarps) append(const LatentAppend p) {
   const int row = static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / 32,
             lane = static_cast<int>(threadIdx.x) % 32;
+  dependent_begin();
   if (row >= p.tokens) return;
   const int request = request_of(p.offsets, static_cast<int>(p.batch), row);
   if (request < 0) return;
@@ -87,6 +88,7 @@ __global__ void __launch_bounds__(32 * kWarps) append(const LatentAppend p) {
 __global__ void __launch_bounds__(32 * kWarps) gather(const LatentGather p) {
   const int row = static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / 32,
             lane = static_cast<int>(threadIdx.x) % 32;
+  dependent_begin();
   if (row >= p.tokens) return;
   const int request = request_of(p.offsets, static_cast<int>(p.batch), row);
   if (request < 0) return;
@@ -98,16 +100,18 @@ __global__ void __launch_bounds__(32 * kWarps) gather(const LatentGather p) {
   to[32 + lane] = second;
 }
 
+LaunchOptions options_of(int64_t rows) {
+  return {.grid = dim3(static_cast<unsigned>((rows + kWarps - 1) / kWarps)), .block = dim3(32 * kWarps), .dependent = true};
+}
+
 }  // namespace
 
 int latent_append_launch(const LatentAppend& p, cudaStream_t stream) {
-  append<<<static_cast<unsigned>((p.tokens + kWarps - 1) / kWarps), 32 * kWarps, 0, stream>>>(p);
-  return launch_code();
+  return launch(append, options_of(p.tokens), stream, p);
 }
 
 int latent_gather_launch(const LatentGather& p, cudaStream_t stream) {
-  gather<<<static_cast<unsigned>((p.tokens + kWarps - 1) / kWarps), 32 * kWarps, 0, stream>>>(p);
-  return launch_code();
+  return launch(gather, options_of(p.tokens), stream, p);
 }
 
 }  // namespace k3::ops::cuda

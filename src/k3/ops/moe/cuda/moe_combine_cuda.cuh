@@ -6,12 +6,39 @@
 
 namespace k3::ops::cuda {
 
-// Part `part` of a token's columns, by a block of kThreads; the parts are the blocks of a cluster. wait(): until slot_out is
+// Columns 4 four .. 4 four + 3 of a token, without a norm, by one thread; `more` is added before the rounding.
+__device__ __forceinline__ void combine_four(const MoeCombineCuda& p, const int32_t* ids, const float* weights, int token, int four,
+                                             const float4& more) {
+  constexpr int kTopk = 16;
+  const int64_t fours = p.width / 4, at = token * fours + four;
+  const float4* rows = reinterpret_cast<const float4*>(p.slot_out) + token * p.topk * fours + four;
+  float4 v[kTopk], sum = {0, 0, 0, 0};
+  float w[kTopk];
+#pragma unroll
+  for (int j = 0; j < kTopk; ++j) {
+    const int e = j < p.topk ? ids[token * p.topk + j] - p.first_expert : -1;
+    const bool local = e >= 0 && e < p.experts;
+    w[j] = local ? weights[token * p.topk + j] : 0;
+    v[j] = local ? __ldcg(rows + j * fours) : float4{0, 0, 0, 0};
+  }
+#pragma unroll
+  for (int j = 0; j < kTopk; ++j) sum.x += w[j] * v[j].x, sum.y += w[j] * v[j].y, sum.z += w[j] * v[j].z, sum.w += w[j] * v[j].w;
+  if (p.out_f32 != nullptr) reinterpret_cast<float4*>(p.out_f32)[at] = sum;
+  if (p.out == nullptr) return;
+  sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
+  if (p.add != nullptr) {
+    const uint2 two = static_cast<const uint2*>(p.add)[at];
+    sum.x += low_bf16(two.x), sum.y += high_bf16(two.x), sum.z += low_bf16(two.y), sum.w += high_bf16(two.y);
+  }
+  static_cast<uint2*>(p.out)[at] = {pack_bf16(sum.x, sum.y), pack_bf16(sum.z, sum.w)};
+}
+
+// Part `part` of a token's columns, by a block of kThreads; with a norm the parts are the blocks of a cluster. wait(): until slot_out is
 // there; what does not depend on it is read before. held: shared memory for the part's columns. The code is kept short: it
 // runs once a launch, and fetching it is a good part of its time.
 template <int kThreads, class Wait>
-__device__ __forceinline__ void combine_token(const MoeCombineCuda& p, int token, int part, int parts, float4* held,
-                                              const Wait& wait) {
+__device__ __forceinline__ void combine_token(const MoeCombineCuda& p, const int32_t* ids, const float* weights, int token, int part,
+                                              int parts, float4* held, const Wait& wait) {
   constexpr int kTopk = 16;
   __shared__ float sums[kThreads / 32], part_sum;
   const int tid = static_cast<int>(threadIdx.x), lane = tid % 32, fours = p.width / 4;
@@ -20,8 +47,8 @@ __device__ __forceinline__ void combine_token(const MoeCombineCuda& p, int token
   int e = -1;
   float weight = 0;
   if (lane < p.topk) {
-    e = p.ids[token * p.topk + lane] - p.first_expert;
-    weight = p.weights[token * p.topk + lane];
+    e = ids[token * p.topk + lane] - p.first_expert;
+    weight = weights[token * p.topk + lane];
   }
   const unsigned local = __ballot_sync(0xFFFFFFFFU, e >= 0 && e < p.experts);
   wait();
@@ -43,6 +70,10 @@ __device__ __forceinline__ void combine_token(const MoeCombineCuda& p, int token
     }
     if (!inside) break;
     if (p.out_f32 != nullptr) reinterpret_cast<float4*>(p.out_f32)[static_cast<int64_t>(token) * fours + i] = sum;
+    if (p.add != nullptr) {
+      const uint2 more = static_cast<const uint2*>(p.add)[static_cast<int64_t>(token) * fours + i];
+      sum.x += low_bf16(more.x), sum.y += high_bf16(more.x), sum.z += low_bf16(more.y), sum.w += high_bf16(more.y);
+    }
     const uint32_t low = pack_bf16(sum.x, sum.y), high = pack_bf16(sum.z, sum.w);
     if (p.norm_weight == nullptr) {
       if (p.out != nullptr) static_cast<uint2*>(p.out)[static_cast<int64_t>(token) * fours + i] = {low, high};
@@ -68,11 +99,16 @@ __device__ __forceinline__ void combine_token(const MoeCombineCuda& p, int token
   const float scale = rsqrtf(total / static_cast<float>(p.width) + p.eps);
 #pragma unroll 1
   for (int i = begin + tid; i < end; i += kThreads) {
-    const uint2 w = static_cast<const uint2*>(p.norm_weight)[i];
+    float4 w;
+    if (p.norm_f32) {
+      w = static_cast<const float4*>(p.norm_weight)[i];
+    } else {
+      const uint2 two = static_cast<const uint2*>(p.norm_weight)[i];
+      w = {low_bf16(two.x), high_bf16(two.x), low_bf16(two.y), high_bf16(two.y)};
+    }
     const float4 v = held[i - begin];
     static_cast<uint2*>(p.out)[static_cast<int64_t>(token) * fours + i] = {
-        pack_bf16(low_bf16(w.x) * (v.x * scale), high_bf16(w.x) * (v.y * scale)),
-        pack_bf16(low_bf16(w.y) * (v.z * scale), high_bf16(w.y) * (v.w * scale))};
+        pack_bf16(w.x * (v.x * scale), w.y * (v.y * scale)), pack_bf16(w.z * (v.z * scale), w.w * (v.w * scale))};
   }
 }
 

@@ -13,7 +13,7 @@ __global__ void __launch_bounds__(kThreads) combine(const __grid_constant__ MoeC
   pdl_wait();
   pdl_release();
   if (p.token_count != nullptr && token >= *p.token_count) return;  // the whole cluster
-  combine_token<kThreads>(p, token, static_cast<int>(blockIdx.x) % parts, parts, held, [] {});
+  combine_token<kThreads>(p, p.ids, p.weights, token, static_cast<int>(blockIdx.x) % parts, parts, held, [] {});
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include "k3/ops/cuda/dispatch.h"
 #include "k3/ops/cuda/op_state.h"
+#include "k3/ops/gemm/linear.h"
 #include "k3/ops/moe/cuda/moe_grouped_cuda.h"
 #include "k3/ops/moe/cuda/moe_stream_cuda.h"
 #include "k3/ops/moe/cuda/moe_stream_pack.h"
@@ -34,6 +35,7 @@ MoeWeights kind_of(const ops::ExpertBank& bank) { return bank.scheme == Scheme::
 int64_t gate_up_bytes(const ops::ExpertBank& bank) { return moe_packed_bytes(kind_of(bank), 2 * bank.hidden, bank.width); }
 int64_t down_bytes(const ops::ExpertBank& bank) { return moe_packed_bytes(kind_of(bank), bank.width, bank.hidden); }
 
+constexpr int64_t kRoutedInside = 256, kNormedApart = 8;
 constexpr int64_t kStreamTokens = 256;  // most of the streaming kernels; beyond, weights are read once for tiles of tokens
 
 MoeExpertsCuda experts_of(const ops::ExpertBank& bank) {
@@ -50,20 +52,36 @@ MoeGlu glu_of(const ops::Glu& activation) {
   return {activation.kind == GluKind::situ, activation.beta, activation.linear_beta.value_or(0)};
 }
 
-void stream(const Ctx& ctx, const Tensor& z, const Tensor& ids, const Tensor& weights, const ops::ExpertBank& bank,
-            const ops::Glu& activation, const Tensor& out) {
+// What a call of the streaming kernels is given besides: its routing done, or the logits of it; what follows the sum.
+struct Besides {
+  Tensor ids = {}, weights = {};
+  MoeRouteCuda route = {};
+  int64_t topk = 0;
+  MoeSharedCuda shared = {};
+  Tensor add = {}, norm = {};
+  float eps = 0;
+};
+
+void stream(const Ctx& ctx, const Tensor& z, const Besides& b, const ops::ExpertBank& bank, const ops::Glu& activation,
+            const Tensor& out) {
   const Workspace::Scope scope(*ctx.workspace);
-  const int64_t tokens = z.dim(0), topk = ids.dim(1);
+  const int64_t tokens = z.dim(0), topk = b.topk;
   MoeStreamCuda s;
   s.weights = experts_of(bank);
   s.glu = glu_of(activation);
   s.z = z.data;
-  s.ids = static_cast<const int32_t*>(ids.data);
+  s.ids = static_cast<const int32_t*>(b.ids.data);
+  s.route = b.route;
+  s.shared = b.shared;
   s.tokens = static_cast<int>(tokens);
   s.topk = static_cast<int>(topk);
   s.first_expert = bank.first;
   s.slot_out = ctx.workspace->tensor({tokens * topk, bank.width}).f32();
-  s.sum.weights = weights.f32();
+  s.sum.weights = static_cast<const float*>(b.weights.data);
+  s.sum.add = b.add.data;
+  s.sum.norm_weight = b.norm.data;
+  s.sum.norm_f32 = b.norm.dtype == DType::f32;
+  s.sum.eps = b.eps;
   s.sum.out = out.data;
   const Result<void*> counters = ctx.gpu->zeroed(moe_stream_workspace_bytes(kStreamTokens, topk, bank.experts, bank.hidden));
   if (!counters.ok()) end_exhausted(counters.error().message);
@@ -123,8 +141,57 @@ void moe(const Ctx& ctx, const Tensor& z, const Tensor& ids, const Tensor& weigh
   }
   for (int64_t begin = 0; begin < tokens; begin += kStreamTokens) {
     const int64_t end = std::min(tokens, begin + kStreamTokens);
-    stream(ctx, z.slice(begin, end), ids.slice(begin, end), weights.slice(begin, end), bank, activation, out.slice(begin, end));
+    stream(ctx, z.slice(begin, end), {.ids = ids.slice(begin, end), .weights = weights.slice(begin, end), .topk = ids.dim(1)}, bank,
+           activation, out.slice(begin, end));
   }
+}
+
+void routed_experts(const Ctx& ctx, const ops::RoutedExperts& a) noexcept {
+  const int64_t tokens = a.z.dim(0), topk = a.route.topk;
+  if (tokens == 0) return;
+  K3_CHECK(a.z.dtype == DType::bf16 && a.z.contiguous() && a.out.contiguous() && a.bank && a.z.dim(1) == a.bank.width, "moe: z {}",
+           a.z.shape_text());
+  const Workspace::Scope scope(*ctx.workspace);
+  // The norm wants whole rows in one block: for few tokens that takes longer there than in a launch of its own.
+  const auto summed = [&](Besides b) {
+    const bool inside = a.norm && tokens > kNormedApart;
+    if (inside) b.norm = a.norm, b.eps = a.eps;
+    stream(ctx, a.z, b, a.bank, a.activation, a.out);
+    if (a.norm && !inside) cuda::rms_norm(ctx, a.out, a.norm, a.eps, a.out);
+  };
+  Tensor shared;  // the product, where it has to be one of its own
+  const auto separately = [&] {
+    if (!a.shared_down) return;
+    shared = ctx.workspace->tensor({tokens, a.bank.width}, DType::bf16);
+    const ops::LinearPart part{.w = a.shared_down, .y = shared};
+    cuda::linear_many(ctx, a.shared_hidden, {&part, 1});
+  };
+  // Measured on an H200: routing in every block is sooner done than a launch for one token and few experts, else later. Who watches
+  // routes wants a router of its own.
+  if (tokens == 1 && !ctx.gpu->on_routes && a.logits.dim(1) <= kRoutedInside && moe_stream_routes(tokens, topk)) {
+    Besides b;
+    if (a.shared_down.scheme == Scheme::bf16 && a.shared_down && a.shared_hidden.contiguous() &&
+        moe_stream_takes_shared(experts_of(a.bank), tokens, topk, a.shared_down.cols, device_info())) {
+      b.shared = {a.shared_down.data, a.shared_hidden.data, static_cast<int>(a.shared_down.cols)};
+    } else {
+      separately();
+    }
+    b.route = {.logits = a.logits.f32(),
+               .bias = a.bias ? a.bias.f32() : nullptr,
+               .experts = static_cast<int>(a.logits.dim(1)),
+               .renormalise = a.route.renormalise,
+               .scale = a.route.scale};
+    b.topk = topk;
+    b.add = shared;
+    return summed(b);
+  }
+  separately();
+  const Tensor ids = ctx.workspace->tensor({tokens, topk}, DType::i32), weights = ctx.workspace->tensor({tokens, topk});
+  cuda::router(ctx, a.logits, a.bias, a.route, ids, weights);
+  if (tokens <= kStreamTokens) return summed({.ids = ids, .weights = weights, .topk = topk, .add = shared});
+  cuda::moe(ctx, a.z, ids, weights, a.bank, a.activation, a.out);
+  if (a.norm) cuda::rms_norm(ctx, a.out, a.norm, a.eps, a.out);
+  if (shared) cuda::add(ctx, shared, a.out);
 }
 
 }  // namespace k3::ops::cuda

@@ -17,6 +17,8 @@
 namespace k3::ops::cuda {
 
 inline constexpr int64_t kMoeInOrderTokens = 8, kMoeInOrderSlots = 128;
+// Shared memory of the routing of as many tokens: candidates and choices of a warp each, then ids and weights of all slots.
+inline constexpr int64_t kMoeRouteBytes = kMoeInOrderTokens * (96 * 8 + 16 * 4) + kMoeInOrderSlots * 8;
 
 constexpr int64_t moe_chunks(MoeWeights kind, int64_t columns) {
   return (columns + moe_chunk_columns(kind) - 1) / moe_chunk_columns(kind);
@@ -24,6 +26,13 @@ constexpr int64_t moe_chunks(MoeWeights kind, int64_t columns) {
 constexpr bool moe_shape_fits(MoeWeights kind, int64_t width, int64_t hidden) {
   const int64_t unit = kind == MoeWeights::mxfp4 ? 32 : 8;
   return width >= 1 && hidden >= 1 && width % unit == 0 && hidden % unit == 0;
+}
+
+// Sums in order are dealt by columns: so many groups of four a block.
+constexpr int moe_sum_fours(int64_t width, int grid) { return static_cast<int>((width / 4 + grid - 1) / grid); }
+// Shared memory of the shared experts' rows of a block, and of their sums.
+constexpr int64_t moe_shared_rows_bytes(int64_t tokens, int64_t width, int64_t columns, int grid) {
+  return int64_t{4} * moe_sum_fours(width, grid) * (columns * 2 + tokens * 4);
 }
 
 inline MoeStreamConfig moe_stream_config(MoeWeights kind, int64_t tokens, int64_t topk, int64_t experts, int64_t width,
@@ -40,8 +49,9 @@ inline MoeStreamConfig moe_stream_config(MoeWeights kind, int64_t tokens, int64_
                            : static_cast<int>(moe_max_tiles(tokens, topk, experts, c.tile) / device.sm_count + 2);
   const int64_t columns = std::max(moe_chunks(kind, width), moe_chunks(kind, hidden)) * moe_chunk_columns(kind);
   const int64_t b = columns * 2 * c.tile, rings = c.warps * c.stages * c.per * moe_chunk_bytes(kind);
-  const int64_t joined = c.warps * 32 * 16 * (c.tile / 8), table = c.max_tiles * 26;
+  const int64_t joined = c.warps * 32 * 16 * (c.tile / 8), table = (c.max_tiles * 26 + 15) / 16 * 16 + (c.in_order ? kMoeRouteBytes : 0);
   c.b_bytes = static_cast<int>(b);
+  c.route_at = static_cast<int>(b + rings + joined + table - kMoeRouteBytes);
   c.shared_bytes = static_cast<int>(b + rings + joined + table);
   // Barriers and what the table is made of: less than 1024 bytes, static.
   if (b + rings + joined + table + 1024 <= device.shared_bytes_per_block) c.grid = device.sm_count;

@@ -41,18 +41,31 @@ int64_t moe_stream_workspace_bytes(int64_t tokens, int64_t topk, int64_t experts
   return parts_of(tokens, topk, experts, hidden).total;
 }
 
+bool moe_stream_routes(int64_t tokens, int64_t topk) {
+  return tokens <= kMoeInOrderTokens && tokens * topk <= kMoeInOrderSlots;
+}
+
+bool moe_stream_takes_shared(const MoeExpertsCuda& w, int64_t tokens, int64_t topk, int64_t columns, const DeviceInfo& device) {
+  const MoeStreamConfig c = moe_stream_config(w.kind, tokens, topk, w.experts, w.width, w.hidden, device);
+  return c.grid > 0 && c.in_order && columns % 8 == 0 && w.width % 4 == 0 &&
+         c.shared_bytes + moe_shared_rows_bytes(tokens, w.width, columns, c.grid) + 1024 <= device.shared_bytes_per_block;
+}
+
 CudaStatus moe_stream_cuda(const MoeStreamCuda& a, Stream stream) {
   const MoeExpertsCuda& w = a.weights;
   K3_CHECK(a.tokens >= 0 && a.tokens <= kMaxTokens && a.topk >= 1 && a.topk <= 16, "moe_stream_cuda: {} tokens, top {}",
            a.tokens, a.topk);
   K3_CHECK(w.experts >= 1 && w.experts <= kMoeMaxExperts, "moe_stream_cuda: {} experts", w.experts);
   if (a.tokens == 0) return {};
-  const MoeStreamConfig config = moe_stream_config(w.kind, a.tokens, a.topk, w.experts, w.width, w.hidden, device_info());
+  MoeStreamConfig config = moe_stream_config(w.kind, a.tokens, a.topk, w.experts, w.width, w.hidden, device_info());
   K3_CHECK(config.grid > 0, "moe_stream_cuda: no kernel for width {}, hidden {}", w.width, w.hidden);
   K3_CHECK(w.w13 != nullptr && w.w2 != nullptr && (w.kind == MoeWeights::bf16 || w.factors != nullptr),
            "moe_stream_cuda: weights");
-  K3_CHECK(a.z != nullptr && a.ids != nullptr && a.slot_out != nullptr && a.workspace != nullptr,
+  const bool routes = a.route.logits != nullptr;
+  K3_CHECK(a.z != nullptr && (routes || a.ids != nullptr) && a.slot_out != nullptr && a.workspace != nullptr,
            "moe_stream_cuda: a missing array");
+  K3_CHECK(!routes || (config.in_order && a.route.experts >= a.topk && a.route.experts <= kMoeMaxExperts),
+           "moe_stream_cuda: routing of {} tokens to {} of {} experts", a.tokens, a.topk, a.route.experts);
   const Parts parts = parts_of(a.tokens, a.topk, w.experts, w.hidden);
   auto* base = static_cast<std::byte*>(a.workspace);
   const auto ints = [&](int64_t at) { return reinterpret_cast<int32_t*>(base + at); };
@@ -100,6 +113,16 @@ CudaStatus moe_stream_cuda(const MoeStreamCuda& a, Stream stream) {
   pass.experts = w.experts;
   pass.max_tiles = config.max_tiles;
   pass.b_bytes = config.b_bytes;
+  pass.route = a.route;
+  if (a.shared.w != nullptr) {
+    K3_CHECK(moe_stream_takes_shared(w, a.tokens, a.topk, a.shared.columns, device_info()) && a.shared.hidden != nullptr &&
+                 a.sum.out != nullptr && a.sum.norm_weight == nullptr && a.sum.out_f32 == nullptr,
+             "moe_stream_cuda: shared experts of {} columns", a.shared.columns);
+    pass.shared = a.shared;
+    pass.shared_at = config.shared_bytes;
+    config.shared_bytes += static_cast<int>(moe_shared_rows_bytes(a.tokens, w.width, a.shared.columns, config.grid));
+  }
+  pass.route_at = config.route_at;
   pass.sum = a.sum;
   pass.sum.slot_out = a.slot_out;
   pass.sum.ids = a.ids;
@@ -108,8 +131,9 @@ CudaStatus moe_stream_cuda(const MoeStreamCuda& a, Stream stream) {
   pass.sum.width = w.width;
   pass.sum.experts = w.experts;
   pass.sum.first_expert = a.first_expert;
-  K3_CHECK((a.sum.out == nullptr && a.sum.out_f32 == nullptr) || (a.sum.weights != nullptr && w.width <= 8192),
+  K3_CHECK((a.sum.out == nullptr && a.sum.out_f32 == nullptr) || ((routes || a.sum.weights != nullptr) && w.width <= 8192),
            "moe_stream_cuda: the sum");
+  K3_CHECK(a.sum.add == nullptr || a.sum.norm_weight == nullptr, "moe_stream_cuda: a norm and something to add");
   return {moe_stream_launch(w.kind, config, pass, stream)};
 }
 

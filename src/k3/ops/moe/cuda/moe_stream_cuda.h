@@ -25,6 +25,12 @@ namespace k3::ops::cuda {
 
 int64_t moe_stream_workspace_bytes(int64_t tokens, int64_t topk, int64_t experts, int64_t hidden);
 
+// Calls that may be given logits instead of ids: then each block routes for itself (router.h), and weights are not read.
+bool moe_stream_routes(int64_t tokens, int64_t topk);
+
+// Whether a call of so many tokens has room for shared experts of so many columns.
+bool moe_stream_takes_shared(const MoeExpertsCuda& experts, int64_t tokens, int64_t topk, int64_t columns, const DeviceInfo& device);
+
 CudaStatus moe_stream_cuda(const MoeStreamCuda& args, Stream stream);
 CudaStatus moe_combine_cuda(const MoeCombineCuda& args, Stream stream);
 

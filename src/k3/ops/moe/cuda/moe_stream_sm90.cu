@@ -12,10 +12,12 @@
 #include <cuda_bf16.h>
 
 #include "k3/ops/cuda/launch.cuh"
-#include "k3/ops/cuda/ptx.cuh"
+#include "k3/ops/cuda/once.cuh"
 #include "k3/ops/moe/cuda/moe_combine_cuda.cuh"
 #include "k3/ops/moe/cuda/moe_stream_pack.cuh"
 #include "k3/ops/moe/cuda/moe_stream_types.h"
+#include "k3/ops/router/cuda/router_token.cuh"
+#include "k3/ops/situ_glu/cuda/situ_glu_cuda.cuh"
 
 namespace k3::ops::cuda {
 namespace {
@@ -23,10 +25,10 @@ namespace {
 constexpr int kSmallTokens = 8, kSmallSlots = 128;
 
 __device__ __forceinline__ float glu(const MoeGlu& kind, float gate, float up) {
-  const float sigmoid = 1.0F / (1.0F + __expf(-gate));
-  if (!kind.situ) return gate * sigmoid * up;
-  if (kind.linear_beta != 0) up = kind.linear_beta * tanhf(up / kind.linear_beta);
-  return kind.beta * tanhf(gate / kind.beta) * sigmoid * up;
+  if (!kind.situ) return silu_glu(gate, up);
+  const bool linear = kind.linear_beta != 0;
+  const SituBetas betas = {linear ? kind.beta * kind.linear_beta : kind.beta, 1 / kind.beta, linear ? 1 / kind.linear_beta : 0};
+  return linear ? situ_glu<false, true>(gate, up, betas) : situ_glu<false, false>(gate, up, betas);
 }
 
 __device__ __forceinline__ int acquire_load(const int32_t* p) {
@@ -104,9 +106,62 @@ __device__ int tokens_now(const MoeStreamPass& p) {
   return count < 0 ? 0 : count < p.tokens ? count : p.tokens;
 }
 
+// Where a block keeps its own routing (kMoeRouteBytes).
+struct RouteShared {
+  int32_t* ids;    // [kSmallSlots]
+  float* weights;  // [kSmallSlots]
+  uint2* candidates;
+  int* chosen;
+  __device__ RouteShared(uint8_t* at, int warp)
+      : ids(reinterpret_cast<int32_t*>(at)),
+        weights(reinterpret_cast<float*>(ids + kSmallSlots)),
+        candidates(reinterpret_cast<uint2*>(weights + kSmallSlots) + warp * kRouterCandidates),
+        chosen(reinterpret_cast<int*>(reinterpret_cast<uint2*>(weights + kSmallSlots) + kSmallTokens * kRouterCandidates) +
+               warp * kRouterTopk) {}
+};
+
+// Rows [first, first + rows) of the shared experts' down matrix times their activations, one row a warp at a time. `w` and
+// `sums` [tokens][rows] in shared memory.
+__device__ __forceinline__ void shared_rows(const MoeSharedCuda& p, int tokens, int rows, const uint8_t* w, float* sums, int warps) {
+  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32, pieces = p.columns / 8;
+#pragma unroll 1
+  for (int item = warp; item < rows * tokens; item += warps) {
+    const int row = item % rows, token = item / rows;
+    const auto* x = static_cast<const uint4*>(p.hidden) + static_cast<int64_t>(token) * pieces;
+    const auto* y = reinterpret_cast<const uint4*>(w) + row * pieces;
+    float sum = 0;
+#pragma unroll 4
+    for (int i = lane; i < pieces; i += 32) {
+      const uint4 a = x[i], b = y[i];
+      sum = fmaf(low_bf16(a.x), low_bf16(b.x), fmaf(high_bf16(a.x), high_bf16(b.x), sum));
+      sum = fmaf(low_bf16(a.y), low_bf16(b.y), fmaf(high_bf16(a.y), high_bf16(b.y), sum));
+      sum = fmaf(low_bf16(a.z), low_bf16(b.z), fmaf(high_bf16(a.z), high_bf16(b.z), sum));
+      sum = fmaf(low_bf16(a.w), low_bf16(b.w), fmaf(high_bf16(a.w), high_bf16(b.w), sum));
+    }
+    sum = warp_sum(sum);
+    if (lane == 0) sums[item] = sum;
+  }
+}
+
+// One token's routing by one warp, in each block anew. shared_keys: of all experts.
+template <int kHeld>
+__device__ __forceinline__ void route_here(const MoeStreamPass& p, const RouteShared& to, const uint32_t* shared_keys,
+                                           const float* logits, int token) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  uint32_t keys[kHeld];
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) keys[i] = i * 32 + lane < p.route.experts ? shared_keys[i * 32 + lane] : 0;
+  const RouteChoice choice =
+      route_token({p.route.experts, p.topk, p.route.renormalise, p.route.scale}, logits, keys, to.candidates, to.chosen);
+  if (lane < p.topk) {
+    to.ids[token * p.topk + lane] = choice.expert;
+    to.weights[token * p.topk + lane] = choice.weight;
+  }
+}
+
 // The table in order; `slots` are those of real tokens. Table::slot is all 255 and a barrier has passed. Returns the number
 // of tiles. By all threads, at least 128; ends with a barrier.
-__device__ int small_table(const MoeStreamPass& p, const Table& table, int slots) {
+__device__ int small_table(const MoeStreamPass& p, const int32_t* ids, const Table& table, int slots) {
   __shared__ int16_t local[kSmallSlots], tile_of[kSmallSlots];
   __shared__ int firsts[4];
   const int tid = static_cast<int>(threadIdx.x), lane = tid % 32, warp = tid / 32;
@@ -117,7 +172,7 @@ __device__ int small_table(const MoeStreamPass& p, const Table& table, int slots
     if (!one_warp) __syncthreads();
     return one_warp ? firsts[0] : firsts[0] + firsts[1] + firsts[2] + firsts[3];
   }
-  const int global = tid < slots ? p.ids[tid] - p.first_expert : -1, mine = global >= 0 && global < p.experts ? global : -1;
+  const int global = tid < slots ? ids[tid] - p.first_expert : -1, mine = global >= 0 && global < p.experts ? global : -1;
   int leader = warp * 32 + __ffs(static_cast<int>(__match_any_sync(0xFFFFFFFFU, mine))) - 1;
   if (!one_warp) {
     local[tid] = static_cast<int16_t>(mine);
@@ -180,11 +235,50 @@ __global__ void __launch_bounds__(kWarps * 32, 1) stream_experts(const __grid_co
     for (int i = tid; i < kSmallSlots * kSmallTokens / 4; i += kThreads)
       reinterpret_cast<uint32_t*>(table.slot)[i] = 0xFFFFFFFFU;
   }
+  // The sum in order is dealt by columns, and so are the shared experts' rows, which come before anything else.
+  const int fours = p.sum.width / 4, each = (fours + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x);
+  const int first_four = min(static_cast<int>(blockIdx.x) * each, fours), my_fours = min(each, fours - first_four);
+  const bool with_shared = kBlocks == 1 && p.shared.w != nullptr;
+  float* const shared_sums = reinterpret_cast<float*>(shared + p.shared_at + 4 * each * p.shared.columns * 2);
+  if (with_shared) {
+    const auto* from = static_cast<const uint8_t*>(p.shared.w) + static_cast<int64_t>(4 * first_four) * p.shared.columns * 2;
+    for (int i = tid; i < 4 * my_fours * (p.shared.columns / 8); i += kThreads) cp_async<16>(b_base + static_cast<uint32_t>(p.shared_at + i * 16), from + i * 16);
+    cp_async_commit();
+  }
+  const bool routes = kBlocks == 1 && p.route.logits != nullptr;
+  const RouteShared routed(shared + p.route_at, warp);
+  const int32_t* const ids = routes ? routed.ids : p.ids;
+  const float* const slot_weights = routes ? routed.weights : p.sum.weights;
+  auto* const keys = reinterpret_cast<uint32_t*>(shared + p.b_bytes);  // in the rings, [tokens][experts]
+  const auto route = [&](const float* logits, int stride, int count) {
+    for (int token = 0; token < count; ++token) {
+      for (int e = tid; e < p.route.experts; e += kThreads) {
+        keys[token * p.route.experts + e] = route_key(logits[token * stride + e], p.route.bias != nullptr ? p.route.bias[e] : 0);
+      }
+    }
+    __syncthreads();
+    if (warp >= count) return;
+    const uint32_t* mine = keys + warp * p.route.experts;
+    if (p.route.experts <= 256) {
+      route_here<8>(p, routed, mine, logits + warp * stride, warp);
+    } else {
+      route_here<32>(p, routed, mine, logits + warp * stride, warp);
+    }
+  };
   __syncthreads();
-  pdl_wait();
-  pdl_release();
-
-  const int tokens = tokens_now(p);
+  int tokens = 0;
+  // Routing runs twice: the first time on the bias, before the kernel before has ended, so that its code is there.
+#pragma unroll 1
+  for (int pass = routes && p.route.bias != nullptr ? 0 : 1; pass < 2; ++pass) {
+    if (pass == 1) {
+      pdl_wait();
+      pdl_release();  // not before: what follows may read what the kernel two before this one wrote
+      tokens = tokens_now(p);
+    }
+    if (!routes) continue;
+    route(pass == 1 ? p.route.logits : p.route.bias, pass * p.route.experts, pass == 1 ? tokens : p.tokens);
+    __syncthreads();
+  }
   // B fragments of a segment: a thread always copies for the same column.
   const auto copy_b = [&](int phase, int row) {
     if (row >= 0) {
@@ -201,7 +295,8 @@ __global__ void __launch_bounds__(kWarps * 32, 1) stream_experts(const __grid_co
   };
   // Activations before weights: what comes after the first fill of the rings waits for it.
   if (in_order) copy_b(0, g < tokens ? g : -1);
-  const int tile_count = in_order ? small_table(p, table, tokens * p.topk) : *p.tile_count;
+  if (routes) fence_async_proxy();  // copies come where the keys were, after small_table's barriers
+  const int tile_count = in_order ? small_table(p, ids, table, tokens * p.topk) : *p.tile_count;
   const auto part_of = [&](int units, int block) {  // the first unit of a block
     return static_cast<int>(static_cast<uint32_t>(tile_count * units) * static_cast<uint32_t>(block) / gridDim.x);
   };
@@ -279,7 +374,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) stream_experts(const __grid_co
     const int count = min(f.left, kPer);
     if (lane == 0) {
       mbar_expect(my_bars + stage * 8, static_cast<uint32_t>(count * kBytes));
-      bulk_load(ring + stage * kStage, f.source, static_cast<uint32_t>(count * kBytes), my_bars + stage * 8);
+      bulk_load_once(ring + stage * kStage, f.source, static_cast<uint32_t>(count * kBytes), my_bars + stage * 8);
     }
     f.source += count * kBytes;
     f.at += count;
@@ -287,6 +382,11 @@ __global__ void __launch_bounds__(kWarps * 32, 1) stream_experts(const __grid_co
   };
 #pragma unroll
   for (int i = 0; i < kStages; ++i) fetch(static_cast<uint32_t>(i));
+  if (with_shared) {  // while the first weights come
+    cp_async_wait<0>();
+    __syncthreads();
+    shared_rows(p.shared, tokens, 4 * my_fours, shared + p.shared_at, shared_sums, kWarps);
+  }
 
   const auto store = [&](int phase, int unit, const float(&acc)[2][kBlocks][4]) {
     const int tile = quotient(unit, p.by_units[phase]), row = (unit - tile * p.units[phase]) * (phase == 0 ? 8 : 16) + g;
@@ -419,15 +519,26 @@ __global__ void __launch_bounds__(kWarps * 32, 1) stream_experts(const __grid_co
   __syncthreads();
   if (sums) {
     if (tid == 0) release_add(p.counters, 1);
-    for (int token = block; token < tokens; token += static_cast<int>(gridDim.x)) {
-      const auto wait = [&] {
-        if (lane == 0) {
-          while (acquire_load(p.counters) < static_cast<int>(gridDim.x)) {
-          }
+    const auto wait = [&] {
+      if (lane == 0) {
+        while (acquire_load(p.counters) < static_cast<int>(gridDim.x)) {
         }
-        __syncwarp();
-      };
-      combine_token<kThreads>(p.sum, token, 0, 1, reinterpret_cast<float4*>(shared), wait);
+      }
+      __syncwarp();
+    };
+    if (kBlocks == 1 && in_order && p.sum.norm_weight == nullptr) {
+      if (tid - lane < tokens * my_fours) {
+        wait();
+        for (int i = tid; i < tokens * my_fours; i += kThreads) {
+          const int token = i / my_fours, four = i % my_fours;
+          const float4 more = with_shared ? *reinterpret_cast<const float4*>(shared_sums + token * 4 * my_fours + 4 * four) : float4{};
+          combine_four(p.sum, ids, slot_weights, token, first_four + four, more);
+        }
+      }
+    } else {
+      for (int token = block; token < tokens; token += static_cast<int>(gridDim.x)) {
+        combine_token<kThreads>(p.sum, ids, slot_weights, token, 0, 1, reinterpret_cast<float4*>(shared), wait);
+      }
     }
     __syncthreads();
   }

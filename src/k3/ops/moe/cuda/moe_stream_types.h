@@ -92,8 +92,27 @@ struct MoeCombineCuda {
   int tokens = 0, topk = 1, width = 0, experts = 0, first_expert = 0;
   void* out = nullptr;                // [tokens, R] bf16; may be null
   float* out_f32 = nullptr;           // the sum before its rounding, for partial sums; may be null
-  const void* norm_weight = nullptr;  // bf16 [R]: out = norm of the rounded sum; null: the rounded sum
+  const void* add = nullptr;          // bf16 [tokens, R], added before the rounding, in `out` alone; not with a norm
+  const void* norm_weight = nullptr;  // [R]: out = norm of the rounded sum; null: the rounded sum
+  bool norm_f32 = false;              // the norm's weight is f32, else bf16
   float eps = 1e-5F;
+};
+
+// Routing in the same launch (router.h), for calls that moe_stream_routes.
+struct MoeRouteCuda {
+  const float* logits = nullptr;  // [tokens, experts]
+  const float* bias = nullptr;    // [experts] or null
+  int experts = 0;                // of all ranks
+  bool renormalise = true;
+  float scale = 1;
+};
+
+// A product that is added to the sum before its rounding: hidden w^T, the shared experts' second half. For calls in order (few
+// tokens) without a norm.
+struct MoeSharedCuda {
+  const void* w = nullptr;       // bf16 [R, columns]
+  const void* hidden = nullptr;  // bf16 [tokens, columns]
+  int columns = 0;               // multiple of 8
 };
 
 struct MoeStreamCuda {
@@ -103,10 +122,12 @@ struct MoeStreamCuda {
   const int32_t* ids = nullptr;  // [tokens, topk] global; those outside [first_expert, first_expert + experts) are left out
   const int32_t* token_count = nullptr;  // on the device; null: `tokens`
   int tokens = 0, topk = 1, first_expert = 0;
+  MoeRouteCuda route = {};    // with logits: in place of ids, and of the sum's weights
+  MoeSharedCuda shared = {};  // with w: what moe_stream_takes_shared
   float* slot_out = nullptr;  // [tokens * topk, R]
   void* workspace = nullptr;
-  // The sum in the same launch, when sum.out or sum.out_f32 is set; of `sum` only weights, out, out_f32, norm_weight and eps
-  // are read.
+  // The sum in the same launch, when sum.out or sum.out_f32 is set; of `sum` only weights, out, out_f32, add, norm_weight,
+  // norm_f32 and eps are read.
   MoeCombineCuda sum = {};
 };
 
@@ -116,7 +137,7 @@ struct MoeStreamConfig {
   int tile = 8, warps = 16, stages = 4, per = 1, grid = 1;
   bool in_order = false;
   int max_tiles = 0;  // of one block
-  int b_bytes = 0, shared_bytes = 0;
+  int b_bytes = 0, route_at = 0, shared_bytes = 0;
 };
 
 // Division of numbers below 2^32 / by.
@@ -141,7 +162,10 @@ struct MoeStreamPass {
   const MoeTile* tiles;
   int32_t* counters;  // zero between calls: blocks done, blocks gone, then units of each tile's activation that are there
   MoeGlu glu;
-  int tokens, topk, first_expert, experts, max_tiles, b_bytes;
+  MoeRouteCuda route;
+  MoeSharedCuda shared;
+  int shared_at;  // of its weights' rows and sums in shared memory
+  int tokens, topk, first_expert, experts, max_tiles, b_bytes, route_at;  // route_at: of MoeRouteShared
   MoeCombineCuda sum;
 };
 

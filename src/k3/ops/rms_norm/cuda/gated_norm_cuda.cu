@@ -1,5 +1,5 @@
 #include "k3/ops/cuda/launch.cuh"
-#include "k3/ops/cuda/ptx.cuh"
+#include "k3/ops/cuda/reduce.cuh"
 #include "k3/ops/rms_norm/cuda/gated_norm_args.h"
 
 namespace k3::ops::cuda {
@@ -10,6 +10,7 @@ constexpr int kWarps = 8;
 // One warp a (token, head): four neighbours a lane.
 __global__ void __launch_bounds__(32 * kWarps) gated_norm(GatedNorm a) {
   const int64_t row = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
+  dependent_begin();
   if (row >= a.tokens * a.heads) return;
   const int64_t token = row / a.heads, column = row % a.heads * 128 + threadIdx.x % 32 * 4;
   const uint2 x = *reinterpret_cast<const uint2*>(static_cast<const __nv_bfloat16*>(a.x) + token * a.x_stride + column);
@@ -29,8 +30,9 @@ __global__ void __launch_bounds__(32 * kWarps) gated_norm(GatedNorm a) {
 int gated_norm_launch(const GatedNorm& args, void* stream) {
   const int64_t rows = args.tokens * args.heads;
   if (rows == 0) return 0;
-  gated_norm<<<static_cast<unsigned>((rows + kWarps - 1) / kWarps), 32 * kWarps, 0, static_cast<cudaStream_t>(stream)>>>(args);
-  return launch_code();
+  const LaunchOptions options{
+      .grid = dim3(static_cast<unsigned>((rows + kWarps - 1) / kWarps)), .block = dim3(32 * kWarps), .dependent = true};
+  return launch(gated_norm, options, static_cast<cudaStream_t>(stream), args);
 }
 
 }  // namespace k3::ops::cuda

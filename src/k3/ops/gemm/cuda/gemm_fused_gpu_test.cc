@@ -1,0 +1,108 @@
+// What the stream kernel does besides: a gate and an up matrix with the activation behind them, and two inputs in one launch.
+#include <gtest/gtest.h>
+
+#include "k3/ops/cuda/gpu_test_util.h"
+#include "k3/ops/gemm/cuda/gemm_cuda.h"
+#include "k3/ops/gemm/linear.h"
+#include "k3/ops/gemm/linear_cases.h"
+
+namespace k3::ops::cuda {
+namespace {
+
+constexpr double kOneRounding = 3e-3;  // norm ratio of BF16 outputs
+
+struct Matrix {
+  OwnedWeight host;
+  DeviceArray<uint8_t> data;
+  Matrix(int64_t rows, int64_t cols, uint64_t seed) : host(random_weight(Scheme::bf16, rows, cols, seed)), data(host.data) {}
+  Weight device() const { return {data.data(), nullptr, Scheme::bf16, host.rows, host.cols}; }
+  std::vector<float> product(std::vector<float>& x, int64_t tokens) const {
+    std::vector<float> y(static_cast<size_t>(tokens * host.rows));
+    linear_ref(matrix(x.data(), tokens, host.cols), host.view(), matrix(y.data(), tokens, host.rows), false);
+    return y;
+  }
+};
+
+struct Case {
+  int64_t tokens, in, pairs;
+  Glu glu;
+};
+
+// A pair between two parts without one, as routers and latents surround it.
+void check_pair(const Case& c) {
+  SCOPED_TRACE(fmt::format("T {} I {} pairs {} situ {}", c.tokens, c.in, c.pairs, c.glu.kind == GluKind::situ));
+  std::vector<float> x = random_bf16(c.tokens * c.in, 1);
+  const Matrix before(18, c.in, 2), gate(c.pairs, c.in, 3), up(c.pairs, c.in, 4), after(40, c.in, 5);
+  const DeviceArray<uint16_t> d_x(to_bf16(x)), y(c.tokens * (c.pairs + 8)), y_after(c.tokens * 40);
+  const DeviceArray<float> y_before(c.tokens * 18);
+  GemmArgs args{.x = d_x.data(), .tokens = c.tokens, .in = c.in, .x_stride = c.in, .part_count = 3};
+  args.parts[0] = {.w = before.device(), .y = y_before.data(), .y_stride = 18, .y_dtype = DType::f32};
+  args.parts[1] = {.w = gate.device(), .y = y.data(), .y_stride = c.pairs + 8};
+  args.parts[1].up = up.device();
+  args.parts[2] = {.w = after.device(), .y = y_after.data(), .y_stride = 40};
+  args.glu = c.glu;
+  ASSERT_TRUE(gemm_cuda(args, nullptr, nullptr).ok());
+  gpu_sync();
+
+  std::vector<float> gates = gate.product(x, c.tokens), ups = up.product(x, c.tokens), want(gates.size());
+  glu_ref(matrix(gates.data(), c.tokens, c.pairs), matrix(ups.data(), c.tokens, c.pairs), c.glu,
+          matrix(want.data(), c.tokens, c.pairs));
+  const std::vector<float> all = from_bf16(y.get());
+  std::vector<float> got;
+  for (int64_t t = 0; t < c.tokens; ++t) {
+    const auto row = all.begin() + t * (c.pairs + 8);
+    got.insert(got.end(), row, row + c.pairs);
+    for (int64_t i = c.pairs; i < c.pairs + 8; ++i) EXPECT_TRUE(std::isnan(row[i])) << t;
+  }
+  EXPECT_LE(norm_ratio(got, want), kOneRounding);
+  EXPECT_LE(norm_ratio(y_before.get(), before.product(x, c.tokens)), 1e-5);
+  EXPECT_LE(norm_ratio(from_bf16(y_after.get()), after.product(x, c.tokens)), kOneRounding);
+  EXPECT_TRUE(y.guards_intact() && y_before.guards_intact() && y_after.guards_intact());
+}
+
+void check_two(int64_t tokens, int64_t in, int64_t rows) {
+  SCOPED_TRACE(fmt::format("T {} I {} O {}", tokens, in, rows));
+  std::vector<float> x[2] = {random_bf16(tokens * in, 1), random_bf16(tokens * in, 2)};
+  const Matrix w[2] = {{rows, in, 3}, {rows, in, 4}};
+  const DeviceArray<uint16_t> d_x[2] = {DeviceArray<uint16_t>(to_bf16(x[0])), DeviceArray<uint16_t>(to_bf16(x[1]))};
+  const DeviceArray<uint16_t> y[2] = {DeviceArray<uint16_t>(tokens * rows), DeviceArray<uint16_t>(tokens * rows)};
+  GemmArgs args{.x = d_x[0].data(), .tokens = tokens, .in = in, .x_stride = in, .part_count = 2};
+  args.other_x = d_x[1].data();
+  for (size_t i = 0; i < 2; ++i) args.parts[i] = {.w = w[i].device(), .y = y[i].data(), .y_stride = rows};
+  ASSERT_TRUE(gemm_cuda(args, nullptr, nullptr).ok());
+  gpu_sync();
+  for (size_t i = 0; i < 2; ++i) {
+    EXPECT_LE(norm_ratio(from_bf16(y[i].get()), w[i].product(x[i], tokens)), kOneRounding) << i;
+    EXPECT_TRUE(y[i].guards_intact()) << i;
+  }
+}
+
+TEST(GemmFusedGpu, SanitizePairs) {
+  K3_NEEDS_GPU();
+  check_pair({1, 32, 1, {}});
+  check_pair({3, 96, 17, {GluKind::situ, 4.0F, 25.0F}});
+  check_two(1, 32, 5);
+}
+
+TEST(GemmFusedGpu, PairsOfAllShapes) {
+  K3_NEEDS_GPU();
+  for (const Glu& glu : {Glu{}, Glu{GluKind::situ, 4.0F, 25.0F}, Glu{GluKind::situ, 2.0F, {}}}) {
+    check_pair({1, 2304, 1024, glu});
+    check_pair({4, 7168, 96, glu});
+    check_pair({8, 544, 130, glu});
+    check_pair({9, 1056, 333, glu});
+    check_pair({16, 2304, 2500, glu});
+  }
+}
+
+TEST(GemmFusedGpu, TwoInputs) {
+  K3_NEEDS_GPU();
+  check_two(1, 128, 4096);
+  check_two(5, 128, 1536);
+  check_two(8, 1024, 70);
+  check_two(12, 128, 4096);
+  check_two(16, 2304, 33);
+}
+
+}  // namespace
+}  // namespace k3::ops::cuda
