@@ -10,8 +10,7 @@
 
 namespace k3::ops::cuda {
 
-// 16 rows of the batch from `first` to a buffer (one lane). Rows of the next sequence come along; they are masked where they
-// are used.
+// 16 rows of the batch from `first` to a buffer (one lane). Rows of the next sequence come along.
 template <bool kMaps>
 __device__ __forceinline__ void load_rows(const PrefillMaps& maps, int head, bool values, int first, uint32_t buffer,
                                           uint32_t bar) {
@@ -38,23 +37,30 @@ __device__ __forceinline__ float beta_of(const K3KdaPrefill& a, uint32_t logit) 
   return 1.0F / (1.0F + __expf(-__uint_as_float(a.b_f32 != 0 ? logit : logit << 16)));
 }
 
-struct Valid {        // tokens of this chunk
-  uint32_t pairs[2];  // halves of a pair: tokens 2 (lane % 4), + 1; + 8
-  uint32_t rows[2];   // tokens lane / 4, + 8
-};
+// Rows [count, 16) of a chunk belong to another sequence: keys and values of zero, and a decay input whose gate is zero.
+__device__ __forceinline__ void blank_rows(uint32_t buffer, int count) {
+  const int lane = static_cast<int>(threadIdx.x) % 32, half = lane / 8 % 2;
+  const uint32_t zeros[4] = {}, lowest[4] = {0xFF7FFF7F, 0xFF7FFF7F, 0xFF7FFF7F, 0xFF7FFF7F};
+#pragma unroll 1
+  for (int row = count + lane / 16; row < kChunk; row += 2) {
+    const uint32_t at = buffer + static_cast<uint32_t>(row * 128 + lane % 8 * 16);
+    store_shared(at + static_cast<uint32_t>(kAtZ + half * kStepZQ), lowest);
+    store_shared(at + static_cast<uint32_t>(kAtK + half * kStepKV), zeros);
+    store_shared(at + static_cast<uint32_t>(kAtV + half * kStepKV), zeros);
+  }
+  __syncwarp();
+}
 
 template <bool kMaps, bool kBounded>
 __device__ __forceinline__ void open_square(uint32_t lane_row, int j, const GateConstants<kBounded>& c, float2 bias,
-                                            const Valid& valid, Square& s) {
+                                            Square& s) {
   const uint32_t zq = square_at(lane_row, j, kStepZQ);
   uint32_t z[4];
   ldmatrix_x4_trans(z, zq + kAtZ);
   ldmatrix_x4(s.k, square_at(lane_row, j, kStepKV) + kAtK);
   if constexpr (!kMaps) ldmatrix_x4(s.q, zq + kAtQ);
-  s.gate[0] = gates(z[0], bias.x, c) & valid.pairs[0], s.gate[1] = gates(z[1], bias.x, c) & valid.pairs[1];
-  s.gate[2] = gates(z[2], bias.y, c) & valid.pairs[0], s.gate[3] = gates(z[3], bias.y, c) & valid.pairs[1];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) s.k[i] &= valid.rows[i % 2];
+  s.gate[0] = gates(z[0], bias.x, c), s.gate[1] = gates(z[1], bias.x, c);
+  s.gate[2] = gates(z[2], bias.y, c), s.gate[3] = gates(z[3], bias.y, c);
 }
 
 // false: these channels' decays are too large for factors, nothing was done (the same answer in all lanes).
@@ -231,29 +237,27 @@ __device__ __forceinline__ void produce(const K3KdaPrefill& a, const PrefillMaps
     __syncwarp();
     const uint32_t slot = static_cast<uint32_t>(chunk % C::kOwn), buffer = buffers + slot * kBufferBytes,
                    lane_row = buffer + lane_at;
-    Valid valid;
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      valid.pairs[h] = (column + 8 * h < count ? 0xFFFFU : 0U) | (column + 1 + 8 * h < count ? 0xFFFF0000U : 0U);
-      valid.rows[h] = row + 8 * h < count ? 0xFFFFFFFFU : 0U;
-    }
     mbar_wait(arrived + slot * 8, static_cast<uint32_t>(chunk / C::kOwn) & 1U);
+    if (count < kChunk) blank_rows(buffer, count);
     Products sum;
     Square square[2];
     uint32_t deep = 0;  // squares left by close_square
-    open_square<C::kMaps>(lane_row, 0, c, s.bias[0][row], valid, square[0]);
+    open_square<C::kMaps>(lane_row, 0, c, s.bias[0][row], square[0]);
 #pragma unroll 1
-    for (int j = 0; j < 8; j += 2) {  // the last one opens square 0 again, in vain
-      open_square<C::kMaps>(lane_row, j + 1, c, s.bias[j + 1][row], valid, square[1]);
+    for (int j = 0; j < 6; j += 2) {
+      open_square<C::kMaps>(lane_row, j + 1, c, s.bias[j + 1][row], square[1]);
       if (!close_square<C::kMaps>(lane_row, buffer, j, c, square[0], sum)) deep |= 1U << j;
-      open_square<C::kMaps>(lane_row, (j + 2) % 8, c, s.bias[(j + 2) % 8][row], valid, square[0]);
+      open_square<C::kMaps>(lane_row, j + 2, c, s.bias[j + 2][row], square[0]);
       if (!close_square<C::kMaps>(lane_row, buffer, j + 1, c, square[1], sum)) deep |= 2U << j;
     }
+    open_square<C::kMaps>(lane_row, 7, c, s.bias[7][row], square[1]);
+    if (!close_square<C::kMaps>(lane_row, buffer, 6, c, square[0], sum)) deep |= 1U << 6;
+    if (!close_square<C::kMaps>(lane_row, buffer, 7, c, square[1], sum)) deep |= 1U << 7;
     if constexpr (!C::kBounded) {
 #pragma unroll 1
       for (; deep != 0; deep &= deep - 1) {  // their rows are as they came
         const int j = __ffs(static_cast<int>(deep)) - 1;
-        open_square<C::kMaps>(lane_row, j, c, s.bias[j][row], valid, square[0]);
+        open_square<C::kMaps>(lane_row, j, c, s.bias[j][row], square[0]);
         close_deep_square<C::kMaps>(lane_row, buffer, j, c, square[0], sum);
       }
     }
