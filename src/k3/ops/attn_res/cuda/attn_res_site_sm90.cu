@@ -14,7 +14,7 @@ namespace {
 constexpr float kLog2E = 1.44269504F;
 constexpr int kMostRows = 9;
 constexpr int kMostPartials = 72;
-constexpr int kLargeThreads = 480, kLargeWarps = 14;
+constexpr int kLargeThreads = 480, kLargeWarps = 14, kFewThreads = 256;
 
 __device__ __forceinline__ const char* bytes(const void* p) { return static_cast<const char*>(p); }
 __device__ __forceinline__ const void* row_of(const void* p, int64_t stride, int64_t row, int64_t at = 0) {
@@ -129,7 +129,8 @@ __global__ void __launch_bounds__(kThreads, 1) site_small(const __grid_constant_
   }
   __syncthreads();
   if (cluster > 1) cluster_arrive();  // nobody sends to a block that has not begun
-  float dot = 0, squares = 0;         // of source `lane`
+  // The mix over the bank, with weights e^(score - top): all of it but the last source is known before the delta.
+  float top = -INFINITY, mass = 0, h[8] = {};
   if constexpr (kLast > 0) {
     float v[2 * kLast] = {};
 #pragma unroll
@@ -146,10 +147,18 @@ __global__ void __launch_bounds__(kThreads, 1) site_small(const __grid_constant_
       }
       mbar_wait(bars, 0);
     }
+    float dot = 0, squares = 0, score = -INFINITY, of_lane = 1;  // of source `lane`
     if (lane < kLast) {
 #pragma unroll 8
       for (int i = 0; i < slots; ++i) dot += shared.bank[i][lane], squares += shared.bank[i][kLast + lane];
+      score = score_of(s, dot, squares);
     }
+    if (s.inter_max != nullptr && lane == 0) score = s.inter_max[token], of_lane = s.inter_sum[token];
+    top = warp_max(score);
+    const float e = exp2_approx((score - top) * kLog2E);
+    mass = warp_sum(e * of_lane);
+#pragma unroll
+    for (int r = 0; r < kLast; ++r) mix8(x[r], __shfl_sync(0xFFFFFFFFU, e, r), h);
   } else if (cluster > 1) {
     cluster_wait();
   }
@@ -180,12 +189,14 @@ __global__ void __launch_bounds__(kThreads, 1) site_small(const __grid_constant_
   last_dot = 0, last_squares = 0;
   for (int i = lane; i < slots; i += 32) last_dot += shared.prefix[i].x, last_squares += shared.prefix[i].y;
   last_dot = warp_sum(last_dot), last_squares = warp_sum(last_squares);
-  if (lane == kLast) dot = last_dot, squares = last_squares;
-  float weight[kRows];
-  weights_of<kRows>(s, token, score_of(s, dot, squares), weight);
-  float h[8] = {};
+  float last_score = score_of(s, last_dot, last_squares), last_mass = 1;
+  if (kLast == 0 && s.inter_max != nullptr) last_score = s.inter_max[token], last_mass = s.inter_sum[token];
+  const float most = fmaxf(top, last_score);
+  const float bank_e = exp2_approx((top - most) * kLog2E), last_e = exp2_approx((last_score - most) * kLog2E);
+  const float inverse = 1 / (bank_e * mass + last_e * last_mass);
 #pragma unroll
-  for (int r = 0; r < kRows; ++r) mix8(x[r], weight[r], h);
+  for (int i = 0; i < 8; ++i) h[i] *= bank_e * inverse;
+  mix8(x[kLast], last_e * inverse, h);
   if (s.norm == nullptr) {
     if (active) store_row(s.out, s.out_stride, token, at, pack8(h));
     return;
@@ -339,6 +350,79 @@ __global__ void __launch_bounds__(kLargeThreads, 1) site_large(const __grid_cons
   }
 }
 
+// One or two sources and many tokens: a block a token, several blocks a multiprocessor, rows in registers as BF16.
+template <int kRows>
+__global__ void __launch_bounds__(kFewThreads, 4) site_few(const __grid_constant__ AttnResSite s) {
+  constexpr int kVectors = 4, kWarps = kFewThreads / 32;
+  __shared__ float part[kWarps][2 * kRows], norms[kWarps];
+  const int tid = threadIdx.x, lane = tid & 31, warp = tid / 32, warps = blockDim.x / 32;
+  const int vectors = static_cast<int>(s.hidden) / 8;
+  const int64_t token = blockIdx.x;
+  const bool with_prefix = has_prefix(s);
+  uint4 x[kRows][kVectors] = {}, delta[kVectors] = {};
+  const auto each = [&](auto&& take) {
+#pragma unroll
+    for (int c = 0; c < kVectors; ++c) {
+      const int64_t at = tid + c * static_cast<int>(blockDim.x);
+      if (at < vectors) take(c, 8 * at);
+    }
+  };
+  dependent_begin();
+  each([&](int c, int64_t at) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      if (r == kRows - 1 && with_prefix) continue;
+      x[r][c] = load_once(row_of(s.bank, s.bank_block_stride, r, s.bank_stride * token + at));
+    }
+    if (s.prefix != nullptr) x[kRows - 1][c] = *static_cast<const uint4*>(row_of(s.prefix, s.prefix_stride, token, at));
+    if (s.delta != nullptr) delta[c] = *static_cast<const uint4*>(row_of(s.delta, s.delta_stride, token, at));
+  });
+  float v[2 * kRows] = {};
+  each([&](int c, int64_t at) {
+    if (with_prefix) {
+      uint4& p = x[kRows - 1][c];
+      if (s.delta != nullptr) p = s.prefix != nullptr ? add8(p, delta[c]) : delta[c];
+      if (s.prefix_out != nullptr) store_row(s.prefix_out, s.prefix_out_stride, token, at, p);
+      if (s.bank_out != nullptr) store_row(s.bank_out, s.bank_out_stride, token, at, p);
+    }
+    float query[8];
+    load_floats(s.query + at, query);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) score8(x[r][c], query, v[r], v[kRows + r]);
+  });
+  const float sum_of_warp = warp_sums(v);
+  if (lane < 2 * kRows) part[warp][lane] = sum_of_warp;
+  __syncthreads();
+  float total = 0;
+  for (int w = 0; w < warps; ++w) total += lane < 2 * kRows ? part[w][lane] : 0;
+  const float total_squares = __shfl_down_sync(0xFFFFFFFFU, total, kRows);
+  float weight[kRows];
+  weights_of<kRows>(s, token, score_of(s, total, total_squares), weight);
+  const auto mixed = [&](int c, float(&h)[8]) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) mix8(x[r][c], weight[r], h);
+  };
+  float squares = 0, factor = 1;
+  if (s.norm != nullptr) {
+    each([&](int c, int64_t) {
+      float h[8] = {};
+      mixed(c, h);
+      squares = sum_squares8(h, squares);
+    });
+    squares = warp_sum(squares);
+    if (lane == 0) norms[warp] = squares;
+    __syncthreads();
+    const float sum = warp_sum(lane < warps ? norms[lane] : 0);
+    factor = rsqrtf(sum / static_cast<float>(s.hidden) + s.norm_eps);
+  }
+  each([&](int c, int64_t at) {
+    float h[8] = {}, norm[8] = {1, 1, 1, 1, 1, 1, 1, 1};
+    mixed(c, h);
+    if (s.norm != nullptr) load_norm(s, at, norm);
+    store_row(s.out, s.out_stride, token, at, normed8(h, factor, norm));
+  });
+}
+
 __global__ void __launch_bounds__(512) site_any(const __grid_constant__ AttnResSite s) {
   extern __shared__ __align__(128) uint8_t shared[];
   __shared__ float norms[16];
@@ -443,6 +527,7 @@ int attn_res_site_launch(const AttnResSite& site, const AttnResPlan& plan, void*
   options.dependent = site.dependent;
   auto* s = static_cast<cudaStream_t>(stream);
   if (plan.kernel == AttnResKernel::any) return launch(site_any, options, s, site);
+  if (plan.kernel == AttnResKernel::few) return launch(sources == 1 ? site_few<1> : site_few<2>, options, s, site);
   SiteKernel kernel = pick(plan, sources, std::make_integer_sequence<int, kMostRows>());
   return launch(kernel, options, s, site, plan.kernel == AttnResKernel::small ? plan.cluster : plan.slots);
 }

@@ -131,6 +131,16 @@ CudaStatus gemm_stream_cuda(const GemmArgs& args, const RowsConfig& config, Stre
   return {gemm_stream_launch(rows, config.row_tiles, config.token_tiles, args.dependent, stream)};
 }
 
+CudaStatus gemm_wide_cuda(const GemmArgs& args, const RowsConfig& config, Stream stream) {
+  check(args);
+  if (args.tokens == 0) return {};
+  const Rows rows = launch_of(args, Scheme::bf16, config);
+  if (rows.rows == 0) return {};
+  K3_CHECK(args.tokens <= kWideTokens && args.in % kWideColumns == 0 && codec_of(args, Scheme::bf16) == RowsCodec::bf16 &&
+               rows.rows == rows_of(args), "x [{}, {}], stride {}", args.tokens, args.in, args.x_stride);
+  return {gemm_wide_launch(rows, args.dependent, stream)};
+}
+
 CudaStatus gemm_cuda(const GemmArgs& args, const GemmPlans* plans, Stream stream) {
   check(args);
   if (args.tokens == 0) return {};

@@ -146,6 +146,13 @@ const BenchRegistration kGemm("gemm", [](Bench& bench) {
         },
         run.copies());
   });
+  each(bench, "gemm_wide", {8, 16, 32, 64, 128}, [&](Run& run, int64_t) {
+    for (const int sms : {132, 264}) {
+      const RowsConfig config = wide_config(run.rows(), run.in(), sms);
+      bench.run(run.line("gemm_wide", fmt::format("{} tiles, cluster {}", config.tiles, config.cluster)),
+                [&](cudaStream_t stream, int i) { gpu_check(gemm_wide_cuda(run.args(i, true), config, stream).code, "wide"); }, run.copies());
+    }
+  });
   each(bench, "gemm_exact", {8, 128, 1024}, [&](Run& run, int64_t) {
     bench.run(
         run.line("gemm_exact", "deterministic"),

@@ -12,8 +12,7 @@ namespace k3::ops::cuda {
 
 constexpr float kGateUnit = 1024;  // decays in units of 2^-10 log2: FP16 keeps 11 bits of them down to 2^-24 / 1024
 
-// 16 rows of the batch from `first` to a buffer (one lane). Rows of the next sequence come along; they are masked where they
-// are used.
+// 16 rows of the batch from `first` to a buffer (one lane). Rows of the next sequence come along.
 template <bool kMaps>
 __device__ __forceinline__ void load_rows(const PrefillMaps& maps, int head, bool values, int first, uint32_t buffer,
                                           uint32_t bar) {
@@ -46,10 +45,19 @@ struct Products {
   float kk[2] = {}, qq[2] = {};  // this lane's part of the squared norms of tokens lane / 4, + 8
 };
 
-struct Valid {        // tokens of this chunk
-  uint32_t pairs[2];  // halves of a pair: tokens 2 (lane % 4), + 1; + 8
-  uint32_t rows[2];   // tokens lane / 4, + 8
-};
+// Rows [count, 16) of a chunk belong to another sequence: keys and values of zero, and a decay input whose gate is zero.
+__device__ __forceinline__ void blank_rows(uint32_t buffer, int count) {
+  const int lane = static_cast<int>(threadIdx.x) % 32, half = lane / 8 % 2;
+  const uint32_t zeros[4] = {}, lowest[4] = {0xFF7FFF7F, 0xFF7FFF7F, 0xFF7FFF7F, 0xFF7FFF7F};
+#pragma unroll 1
+  for (int row = count + lane / 16; row < kChunk; row += 2) {
+    const uint32_t at = buffer + static_cast<uint32_t>(row * 128 + lane % 8 * 16);
+    store_shared(at + static_cast<uint32_t>(kAtZ + half * kStepZQ), lowest);
+    store_shared(at + static_cast<uint32_t>(kAtK + half * kStepKV), zeros);
+    store_shared(at + static_cast<uint32_t>(kAtV + half * kStepKV), zeros);
+  }
+  __syncwarp();
+}
 
 struct GateConstants {
   float rate;       // -exp(A_log) * log2(e)
@@ -69,17 +77,14 @@ struct Square {
 };
 
 template <bool kMaps>
-__device__ __forceinline__ void open_square(uint32_t lane_row, int j, const GateConstants& c, float2 bias,
-                                            const Valid& valid, Square& s) {
+__device__ __forceinline__ void open_square(uint32_t lane_row, int j, const GateConstants& c, float2 bias, Square& s) {
   const uint32_t zq = square_at(lane_row, j, kStepZQ);
   uint32_t z[4];
   ldmatrix_x4_trans(z, zq + kAtZ);
   ldmatrix_x4(s.k, square_at(lane_row, j, kStepKV) + kAtK);
   if constexpr (!kMaps) ldmatrix_x4(s.q, zq + kAtQ);
-  s.gate[0] = gates(z[0], bias.x, c) & valid.pairs[0], s.gate[1] = gates(z[1], bias.x, c) & valid.pairs[1];
-  s.gate[2] = gates(z[2], bias.y, c) & valid.pairs[0], s.gate[3] = gates(z[3], bias.y, c) & valid.pairs[1];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) s.k[i] &= valid.rows[i % 2];
+  s.gate[0] = gates(z[0], bias.x, c), s.gate[1] = gates(z[1], bias.x, c);
+  s.gate[2] = gates(z[2], bias.y, c), s.gate[3] = gates(z[3], bias.y, c);
 }
 
 template <bool kMaps>
@@ -255,23 +260,21 @@ __device__ __forceinline__ void produce(const K3KdaPrefill& a, const PrefillMaps
     __syncwarp();
     const uint32_t slot = static_cast<uint32_t>(chunk % C::kOwn), buffer = buffers + slot * kBufferBytes,
                    lane_row = buffer + lane_at;
-    Valid valid;
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      valid.pairs[h] = (column + 8 * h < count ? 0xFFFFU : 0U) | (column + 1 + 8 * h < count ? 0xFFFF0000U : 0U);
-      valid.rows[h] = row + 8 * h < count ? 0xFFFFFFFFU : 0U;
-    }
     mbar_wait(arrived + slot * 8, static_cast<uint32_t>(chunk / C::kOwn) & 1U);
+    if (count < kChunk) blank_rows(buffer, count);
     Products sum;
     Square square[2];
-    open_square<C::kMaps>(lane_row, 0, c, s.bias[0][row], valid, square[0]);
+    open_square<C::kMaps>(lane_row, 0, c, s.bias[0][row], square[0]);
 #pragma unroll 1
-    for (int j = 0; j < 8; j += 2) {  // the last one opens square 0 again, in vain
-      open_square<C::kMaps>(lane_row, j + 1, c, s.bias[j + 1][row], valid, square[1]);
+    for (int j = 0; j < 6; j += 2) {
+      open_square<C::kMaps>(lane_row, j + 1, c, s.bias[j + 1][row], square[1]);
       close_square<C::kMaps>(lane_row, buffer, j, c, square[0], sum);
-      open_square<C::kMaps>(lane_row, (j + 2) % 8, c, s.bias[(j + 2) % 8][row], valid, square[0]);
+      open_square<C::kMaps>(lane_row, j + 2, c, s.bias[j + 2][row], square[0]);
       close_square<C::kMaps>(lane_row, buffer, j + 1, c, square[1], sum);
     }
+    open_square<C::kMaps>(lane_row, 7, c, s.bias[7][row], square[1]);
+    close_square<C::kMaps>(lane_row, buffer, 6, c, square[0], sum);
+    close_square<C::kMaps>(lane_row, buffer, 7, c, square[1], sum);
     __syncwarp();
     finish<C::kMaps>(lane_row, buffer, sum, lane < count ? beta_of(a, logit) : 0.0F);
     fence_async_proxy();  // wgmma reads next, or the copy

@@ -82,6 +82,13 @@ __device__ __forceinline__ void turn_out(const float* out, const float (&scale)[
   load_shared(o, staging + (((lane & 8) >> 2) + (lane >> 4)) * 128 + (lane & 7) * 16);
 }
 
+// Accumulators are what they should be only after the wait: nothing that reads them moves before it.
+template <int kCount>
+__device__ __forceinline__ void settle(float (&x)[kCount]) {
+#pragma unroll
+  for (float& f : x) asm volatile("" : "+f"(f)::"memory");
+}
+
 template <class C>
 __device__ __forceinline__ void consume(const K3KdaPrefill& a, const Piece& piece, PrefillShared& s, int index) {
   constexpr bool kMaps = C::kMaps;
@@ -94,15 +101,25 @@ __device__ __forceinline__ void consume(const K3KdaPrefill& a, const Piece& piec
   const uint32_t values = square_at(tile_lane(true), warp, kStepKV) + kAtV;
   auto* out = static_cast<__nv_bfloat16*>(a.out) + (piece.first + piece.begin + (lane & 15)) * a.out_stride +
               piece.head * kDim + 16 * warp + 8 * static_cast<int>(lane >> 4);
-  Walk walk{piece.begin};
-  const bool uncut = s.cuts.count == 0;
-  for (int chunk = 0; walk.at < piece.end; ++chunk) {
-    const int local = chunk / C::kEvery;
-    const bool own = !C::kPair || chunk % 2 == piece.rank;
-    const int slot = own ? local % C::kOwn : C::kOwn + local % (C::kPair ? C::kReceived : 1);
-    const uint32_t parity = static_cast<uint32_t>(own ? local / C::kOwn : local / (C::kPair ? C::kReceived : 1)) & 1U;
+  // Buffers of chunks made here and there, in turns: the place of this chunk among its maker's, and its place here if it was
+  // sent.
+  int place = 0, sent = 0, at = piece.begin;
+  uint32_t place_parity = 0, sent_parity = 0;
+  bool own = !C::kPair || piece.rank == 0;
+  const auto advance = [&](int count) {
+    at += count;
+    if (C::kPair && own == (piece.rank == 0)) {
+      own = !own;
+      return;
+    }
+    own = C::kPair ? !own : true;
+    if (++place == C::kOwn) place = 0, place_parity ^= 1;
+    if (C::kPair && ++sent == C::kReceived) sent = 0, sent_parity ^= 1;
+  };
+  const auto one_chunk = [&](int stop) {
+    const int slot = own ? place : C::kOwn + sent, count = min(kChunk, stop - at);
+    const uint32_t parity = own ? place_parity : sent_parity;
     const uint32_t buffer = buffers + static_cast<uint32_t>(slot * kBufferBytes);
-    const int cut = walk.cut, count = (uncut ? min(walk.at + kChunk, piece.end) : walk.end(s.cuts, piece.end)) - walk.at;
     const uint64_t rows = make_desc(buffer + kAtZ, 0, 1024, Swizzle::bytes_128),
                    t = make_desc(buffer + kAtT, 512, 128, Swizzle::none);
     const uint64_t p = make_desc(buffer + kAtP, 512, 128, Swizzle::none);
@@ -125,13 +142,6 @@ __device__ __forceinline__ void consume(const K3KdaPrefill& a, const Piece& piec
     if (!kMaps || piece.rank == 0) ldmatrix_x4_trans(v, buffer + values);
 #pragma unroll
     for (int j = 4; j < 8; ++j) pack_state(j);
-    if (count < kChunk) {  // rows of another sequence
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int token = static_cast<int>(lane & 3) * 2 + i / 2 * 8;
-        v[i] &= (token < count ? 0xFFFFU : 0U) | (token + 1 < count ? 0xFFFF0000U : 0U);
-      }
-    }
     wgmma_fence();
 #pragma unroll
     for (int j = 4; j < 8; ++j) step(j);
@@ -147,6 +157,7 @@ __device__ __forceinline__ void consume(const K3KdaPrefill& a, const Piece& piec
     float scale[4];
     if constexpr (!kMaps) load_shared(scale, buffer + kAtScale + (lane & 3) * 16);
     wgmma_wait<0>();
+    settle(d);
 #pragma unroll
     for (int i = 0; i < 4; ++i) u[i] = pack_bf16(d[2 * i], d[2 * i + 1]);
     wgmma_fence();
@@ -159,11 +170,13 @@ __device__ __forceinline__ void consume(const K3KdaPrefill& a, const Piece& piec
     uint32_t turned[4];
     if constexpr (!kMaps) {
       wgmma_wait<1>();
+      settle(d);
       turn_out(d + 8, scale, staging, turned);
     }
     wgmma_wait<0>();
+    settle(state);
     if (lane == 0) {
-      const uint32_t empty = shared_address(&s.empty[local % C::kOwn]);
+      const uint32_t empty = shared_address(&s.empty[place]);
       if (own) {
         mbar_arrive(empty);
       } else {
@@ -174,11 +187,13 @@ __device__ __forceinline__ void consume(const K3KdaPrefill& a, const Piece& piec
       if (static_cast<int>(lane & 15) < count) *reinterpret_cast<uint4*>(out) = {turned[0], turned[1], turned[2], turned[3]};
       out += count * a.out_stride;
     }
-    walk.at += count;
-    if (!uncut) {
-      while (walk.cut < s.cuts.count && s.cuts.tokens[walk.cut] <= walk.at) ++walk.cut;
-      for (int i = cut; i < walk.cut; ++i) store_slot(a, state, s.cuts.slots[i], s.piece.head, warp);
-    }
+    advance(count);
+  };
+  for (int cut = 0; at < piece.end;) {  // from cut to cut: nothing of them inside the chain of chunks
+    const int stop = cut < s.cuts.count ? min(s.cuts.tokens[cut], piece.end) : piece.end;
+    while (at < stop) one_chunk(stop);
+    for (; cut < s.cuts.count && s.cuts.tokens[cut] <= at; ++cut)
+      store_slot(a, state, s.cuts.slots[cut], s.piece.head, warp);
   }
   const Piece& done = s.piece;
   if constexpr (kMaps) {
