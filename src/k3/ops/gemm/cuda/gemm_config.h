@@ -32,7 +32,7 @@ constexpr GemmRoute gemm_route(int64_t tokens, int64_t rows, int64_t in, Scheme 
 
 struct RowsConfig {
   int64_t tiles = 1;    // the rows of all parts are cut into so many, of at most 16 * row_tiles rows
-  int row_tiles = 1;    // 1, 2 or 4; the row kernel has 1
+  int row_tiles = 1;    // 1, 2, or with more than 8 tokens 4; the row kernel has 1
   int token_tiles = 1;  // 8 tokens each: 1, 2 or 4 a block
   int k_warps = 8;      // warps of a block that share one tile: 1, 2, 4, 8
   int cluster = 1;      // blocks of a cluster that share its tiles: 1, 2, 4, 8
@@ -50,20 +50,25 @@ constexpr RowsConfig rows_config(int64_t tokens, int64_t rows, int64_t in, int s
   c.token_tiles = tokens <= 8 ? 1 : tokens <= 16 ? 2 : 4;
   while (c.k_warps > 1 && steps < c.k_warps) c.k_warps /= 2;
   const int64_t wave = int64_t{sm_count} * c.tiles_per_block();  // tiles of a block on every multiprocessor
-  const int64_t full = wave * kGemmRowTile;  // rows of one tile of 16 on each
-  if (rows > full) c.row_tiles = 2;
-  if (tokens > 8 && steps >= 16 * kGemmWarps && rows > 2 * full && rows <= 4 * full) c.row_tiles = 4;
-  if (tokens <= 8 && rows > 4 * full && rows <= 8 * full) c.row_tiles = 4;
+  if (rows > wave * kGemmRowTile) c.row_tiles = 2;
+  const bool long_rows = tokens > 8 && steps >= 16 * kGemmWarps;
+  if (long_rows && rows > wave * kGemmRowTile * 2 && rows <= wave * kGemmRowTile * 4) c.row_tiles = 4;
   c.row_tiles = std::min(c.row_tiles, most_row_tiles);
   const int64_t height = int64_t{kGemmRowTile} * c.row_tiles, least = (rows + height - 1) / height;
   c.tiles = least;
   if (2 * least <= wave && !deterministic) {  // few rows: blocks of a cluster share K
     while (c.cluster < 4 && 2 * c.cluster * least <= wave && steps >= 4 * c.cluster * c.k_warps) c.cluster *= 2;
-  } else if (least < 8 * wave) {  // the same number of bytes for every multiprocessor, which has two blocks at a time
-    const int64_t even = least <= wave || c.row_tiles == 1 || tokens > 8 ? wave : 2 * wave;
-    c.tiles = std::min(rows, (least + even - 1) / even * even);
+  } else if (least < 8 * wave) {  // the same number of bytes for every multiprocessor
+    c.tiles = std::min(rows, (least + wave - 1) / wave * wave);
   }
   return c;
+}
+
+// Whether the wide kernel takes several products, `rows` in all, in one launch in place of the library's `parts`. Measured on
+// an H200 (bench/gpu): its reads of x cost more than the library's, what it saves is launches and tails.
+constexpr bool gemm_wide_wins(int64_t tokens, int64_t rows, int parts, int64_t in) {
+  if (parts < 2 || tokens > kWideTokens || in % kWideColumns != 0) return false;
+  return tokens <= 32 || rows <= (tokens <= 64 ? 2048 : 1024) * int64_t{parts};
 }
 
 // The wide kernel: tiles of up to 128 rows, a block (or a cluster along K) on every multiprocessor.

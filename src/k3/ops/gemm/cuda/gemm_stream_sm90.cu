@@ -128,7 +128,6 @@ int gemm_stream_launch(const Rows& rows, int row_tiles, int token_tiles, bool de
     case 21: return go<2, 1, 5, 2>(rows, dependent, stream);
     case 22: return go<2, 2, 4, 2>(rows, dependent, stream);
     case 24: return go<2, 4, 3, 2>(rows, dependent, stream);
-    case 41: return go<4, 1, 3, 2>(rows, dependent, stream);
     case 42: return go<4, 2, 5, 1>(rows, dependent, stream);
     case 44: return go<4, 4, 4, 1>(rows, dependent, stream);
   }

@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(kWarps * 32, min_blocks<State, kSplit, kWarps>
   const int tid = static_cast<int>(threadIdx.x), warp = tid / 32, lane = tid % 32;
   const int rank = static_cast<int>(blockIdx.x) % kSplit, pair = static_cast<int>(blockIdx.x) / kSplit;
   const int request = pair / w.heads, head = pair % w.heads, first = rank * kRows;
-  auto* const out = static_cast<__nv_bfloat16*>(args.rows.out) + wide(request, args.rows.out_stride) + head * kDim + first;
+  auto* const out = static_cast<__nv_bfloat16*>(args.rows.out) + request * args.rows.out_stride + head * kDim + first;
 
   const bool early = args.launch.early_state != 0;
   if (!early) pdl_wait();
@@ -167,7 +167,7 @@ __global__ void __launch_bounds__(kWarps * 32, min_blocks<State, kSplit, kWarps>
 
   // The state first: it is what takes long.
   const int row0 = warp * kRowsWarp, half = lane / 16, row_lane = lane % 16;
-  State* const state = static_cast<State*>(args.slots.state) + wide(slot, args.slots.state_stride) +
+  State* const state = static_cast<State*>(args.slots.state) + slot * args.slots.state_stride +
                        (static_cast<int64_t>(head) * kDim + first + row0) * kDim;
   RowOf<State> rows[kBulk ? 1 : kPairs];
   State* const staged = reinterpret_cast<State*>(stage) + row0 * kDim;
@@ -188,7 +188,7 @@ __global__ void __launch_bounds__(kWarps * 32, min_blocks<State, kSplit, kWarps>
   ConvLane conv;
   float gate[kOut];
   const int channel = head * kDim + 4 * lane;
-  const int64_t conv_at = wide(slot, args.slots.conv_stride) + static_cast<int64_t>(warp) * 3 * w.heads * kDim + channel;
+  const int64_t conv_at = slot * args.slots.conv_stride + static_cast<int64_t>(warp) * 3 * w.heads * kDim + channel;
   if (warp < 3) {
     float4 taps[4];
 #pragma unroll
@@ -196,14 +196,13 @@ __global__ void __launch_bounds__(kWarps * 32, min_blocks<State, kSplit, kWarps>
 #pragma unroll
     for (int i = 0; i < 4; ++i) taps[i] = __ldg(reinterpret_cast<const float4*>(w.taps[warp]) + channel + i);
     if (early) pdl_wait();
-    load4(static_cast<const __nv_bfloat16*>(args.rows.x[warp]) + wide(request, args.rows.x_stride[warp]) + channel,
-          conv.x[3]);
+    load4(static_cast<const __nv_bfloat16*>(args.rows.x[warp]) + request * args.rows.x_stride[warp] + channel, conv.x[3]);
     if (warp == 0) {
 #pragma unroll
       for (int i = 0; i < kOut; ++i) {
         const int row = lane + 32 * i;
         gate[i] =
-            row < kRows ? load_bf16(args.rows.gate, wide(request, args.rows.gate_stride) + head * kDim + first + row) : 0.0F;
+            row < kRows ? load_bf16(args.rows.gate, request * args.rows.gate_stride + head * kDim + first + row) : 0.0F;
       }
     }
     float y[4];
@@ -221,8 +220,8 @@ __global__ void __launch_bounds__(kWarps * 32, min_blocks<State, kSplit, kWarps>
     float bias[4], z[4];
     load4(w.dt_bias + channel, bias);
     if (early) pdl_wait();
-    load4(static_cast<const __nv_bfloat16*>(args.rows.z) + wide(request, args.rows.z_stride) + channel, z);
-    if (lane == 0) factors.beta = sigmoid(load_bf16(args.rows.beta, wide(request, args.rows.beta_stride) + head));
+    load4(static_cast<const __nv_bfloat16*>(args.rows.z) + request * args.rows.z_stride + channel, z);
+    if (lane == 0) factors.beta = sigmoid(load_bf16(args.rows.beta, request * args.rows.beta_stride + head));
 #pragma unroll
     for (int i = 0; i < 4; ++i) z[i] = decay_factor(z[i] + bias[i], rate, w.lower_bound);
     store4(factors.decay + 4 * lane, z);

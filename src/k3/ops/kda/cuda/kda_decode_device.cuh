@@ -11,11 +11,6 @@ constexpr int kDim = 128;
 constexpr float kQueryScale = 0.08838834764831845F;  // 128^-0.5
 constexpr float kNormEps = 1e-6F;                    // added to the sum of squares
 
-// count * stride in one instruction; strides are below 2^31.
-__device__ __forceinline__ int64_t wide(int count, int64_t stride) {
-  return static_cast<int64_t>(count) * static_cast<int>(stride);
-}
-
 __device__ __forceinline__ void load4(const __nv_bfloat16* from, float (&x)[4]) {
   const uint2 raw = *reinterpret_cast<const uint2*>(from);
   x[0] = low_bf16(raw.x), x[1] = high_bf16(raw.x), x[2] = low_bf16(raw.y), x[3] = high_bf16(raw.y);

@@ -30,14 +30,14 @@ __device__ __forceinline__ VerifyPair load_pair(const KdaVerifyArgs& args, int p
 
 template <int kTokens>
 __device__ __forceinline__ float* factors_of(const KdaVerifyArgs& args, const VerifyPair& p) {
-  return args.window.factors + wide(p.slot, args.window.factors_stride) + p.head * (kTokens * 3 * kDim);
+  return args.window.factors + p.slot * args.window.factors_stride + p.head * (kTokens * 3 * kDim);
 }
 __device__ __forceinline__ int64_t conv_at(const KdaVerifyArgs& args, int slot, int head, int row) {
-  return wide(slot, args.slots.conv_stride) + (row * args.weights.heads + head) * kDim;
+  return slot * args.slots.conv_stride + (row * args.weights.heads + head) * kDim;
 }
 // Inputs of token `token`, part `part` of the last window.
 __device__ __forceinline__ __nv_bfloat16* inputs_of(const KdaVerifyArgs& args, const VerifyPair& p, int token, int part) {
-  return static_cast<__nv_bfloat16*>(args.window.inputs) + wide(p.slot, args.window.inputs_stride) +
+  return static_cast<__nv_bfloat16*>(args.window.inputs) + p.slot * args.window.inputs_stride +
          ((token * 3 + part) * args.weights.heads + p.head) * kDim;
 }
 
@@ -93,15 +93,15 @@ __device__ __forceinline__ void ask_rows(const KdaRows& rows, const VerifyPair& 
   for (int n = 0; n < kTokens / kVerifyWarps; ++n) {
     const int token = l.warp + n * kVerifyWarps;
     if (token >= p.count) continue;
-    const int row = p.row0 + token;
-    const auto copy = [&](__nv_bfloat16* to, const void* from, int64_t stride) {
-      cp_async<16>(shared_address(to), static_cast<const __nv_bfloat16*>(from) + wide(row, stride) + channel);
+    const int64_t row = p.row0 + token;
+    const auto copy = [&](int kind, const void* from, int64_t stride) {
+      cp_async<16>(shared_address(&s.rows[kind][3 + token][chunk]),
+                   static_cast<const __nv_bfloat16*>(from) + row * stride + channel);
     };
-    copy(&s.rows[upper ? 1 : 0][3 + token][chunk], upper ? rows.x[1] : rows.x[0],
-         upper ? rows.x_stride[1] : rows.x_stride[0]);
-    copy(&s.rows[upper ? 3 : 2][3 + token][chunk], upper ? rows.z : rows.x[2], upper ? rows.z_stride : rows.x_stride[2]);
-    if (!upper) copy(&s.gate[token][chunk], rows.gate, rows.gate_stride);
-    if (l.lane == 0) beta[n] = load_bf16(rows.beta, wide(row, rows.beta_stride) + p.head);
+    copy(upper ? 1 : 0, upper ? rows.x[1] : rows.x[0], upper ? rows.x_stride[1] : rows.x_stride[0]);
+    copy(upper ? 3 : 2, upper ? rows.z : rows.x[2], upper ? rows.z_stride : rows.x_stride[2]);
+    if (!upper) copy(4, rows.gate, rows.gate_stride);
+    if (l.lane == 0) beta[n] = load_bf16(rows.beta, row * rows.beta_stride + p.head);
   }
 }
 
@@ -179,8 +179,7 @@ __device__ __forceinline__ void store_outputs(const KdaVerifyArgs& args, const V
     const int token = l.warp + n * kVerifyWarps;
     if (token >= p.count) continue;
     const float scale = rsqrtf(sums[n] * (1.0F / kDim) + args.weights.norm_eps);
-    auto* const out =
-        static_cast<__nv_bfloat16*>(args.rows.out) + wide(p.row0 + token, args.rows.out_stride) + p.head * kDim;
+    auto* const out = static_cast<__nv_bfloat16*>(args.rows.out) + (p.row0 + token) * args.rows.out_stride + p.head * kDim;
 #pragma unroll
     for (int i = 0; i < kOut; ++i) {
       const int row = l.lane + 32 * i;
@@ -192,7 +191,7 @@ __device__ __forceinline__ void store_outputs(const KdaVerifyArgs& args, const V
 
 // kWindow: false commits alone (args has then no rows, offsets and weights but heads).
 template <class State, int kTokens, bool kWindow>
-__global__ void __launch_bounds__(kVerifyThreads, kTokens == 8 ? 3 : 1)
+__global__ void __launch_bounds__(kVerifyThreads, kTokens == 8 ? 2 : 1)
     kda_verify(const __grid_constant__ KdaVerifyArgs args) {
   constexpr int kGroups = kTokens / 8, kPer = kTokens / kVerifyWarps;
   static_assert(kVerifyWarps * 16 == kDim);
@@ -207,8 +206,7 @@ __global__ void __launch_bounds__(kVerifyThreads, kTokens == 8 ? 3 : 1)
   const int tile_row = l.warp * 16;
   const int lane_at = tile_row * kDim + Tile<State>::lane_offset(g, t);
   const auto tile_of = [&](int slot, int head) {
-    return hold(static_cast<State*>(args.slots.state) + wide(slot, args.slots.state_stride) + head * (kDim * kDim) +
-                lane_at);
+    return hold(static_cast<State*>(args.slots.state) + slot * args.slots.state_stride + head * (kDim * kDim) + lane_at);
   };
   const int pair = static_cast<int>(blockIdx.x);
 
@@ -236,7 +234,7 @@ __global__ void __launch_bounds__(kVerifyThreads, kTokens == 8 ? 3 : 1)
     }
   }
   for (int i = tid; i < p.dead * kDim; i += kVerifyThreads) {
-    const int64_t at = wide(p.row0 + i / kDim, args.rows.out_stride) + p.head * kDim + i % kDim;
+    const int64_t at = (p.row0 + i / kDim) * args.rows.out_stride + p.head * kDim + i % kDim;
     static_cast<__nv_bfloat16*>(args.rows.out)[at] = __float2bfloat16(0.0F);
   }
   cp_async_wait<0>();

@@ -35,26 +35,20 @@ __device__ __forceinline__ T* hold(T* p) {
 
 template <int kTokens>
 struct __align__(128) VerifyShared {
-  union {
-    float old_factors[kTokens][3][kDim];  // of the last window, until the commit's operand is made
-    float outputs[kTokens][kDim];
-  };
-  union {
-    struct {                                     // until the window's factors are known
-      float4 taps[3][kDim];                      // of channel c at 32 (c % 4) + c / 4
-      __nv_bfloat16 rows[4][3 + kTokens][kDim];  // inputs q, k, v: three before the window, then the window; z
-    };
-    float window[4][kTokens]
-                [kPad];  // keys, their low parts, queries, their low parts: times the decay from the window's start
-  };
-  __nv_bfloat16 gate[kTokens][kDim];
+  float old_factors[kTokens][3][kDim];  // of the last window
+  float4 taps[3][kDim];                 // of channel c at 32 (c % 4) + c / 4
   float bias[kDim];
-  float factors[kTokens][3][kDim];  // kn, e^g, u of this window
+  __nv_bfloat16 rows[5][3 + kTokens][kDim];  // inputs q, k, v: three before the window, then the window; z; gate
+  float factors[kTokens][3][kDim];           // kn, e^g, u of this window
   float qn[kTokens][kDim], v[kTokens][kDim];
-  float before[9][kDim];                     // of an FP32 conv state, what is not in rows
+  __nv_bfloat16 gate[kTokens][kDim];
+  float before[9][kDim];  // of an FP32 conv state, what is not in rows
+  float window[4][kTokens]
+              [kPad];  // keys, their low parts, queries, their low parts: times the decay from the window's start
   float commit[2][kTokens / 2][kPadCommit];  // and low parts
   float commit_decay[kDim];
   float key_key[kTokens][kTokens], key_query[kTokens][kTokens];  // [i][r]: token i seen by a later r; 0 elsewhere
+  float outputs[kTokens][kDim];
   float beta[kTokens];
 };
 
@@ -253,6 +247,8 @@ __device__ __forceinline__ void token_factors(float lower_bound, float rate, boo
 #pragma unroll
     for (int c = 0; c < 4; ++c) y[c] = decay_factor_approx(y[c] + bias[c], rate, lower_bound);
     store4(&s.factors[token][1][4 * l.lane], y);
+    load4(&s.rows[4][3 + token][4 * l.lane], y);
+    store4(&s.gate[token][4 * l.lane], y);
   }
 }
 

@@ -14,16 +14,18 @@
 namespace k3::ops::cuda {
 namespace {
 
-constexpr int kN = 96, kMine = kN / 2, kThreads = 640, kRing = 14, kColumns = 5;  // kColumns: blocks of a tile, the shared key first
+constexpr int kN = 96, kMine = kN / 2, kThreads = 640, kRing = 17, kColumns = 5;  // kColumns: blocks of a tile, the shared key first
 constexpr int kQueryBlock = kN * 128, kInbox = kMine * 64 * 4, kPBytes = kN * 128, kPHalf = kMine * 128, kMetaBytes = 256;
 
-constexpr int kInboxAt = kColumns * kQueryBlock, kPAt = kInboxAt + 2 * kInbox, kRingAt = kPAt + 2 * kPBytes;
+// A scorer's inbox lies where its p will be.
+constexpr int kPAt = kColumns * kQueryBlock, kRingAt = kPAt + 2 * kPBytes;
+static_assert(kInbox == kPBytes);
 constexpr int kMetaAt = kRingAt + kRing * kBlockBytes;       // [2 buffers][2 halves]: factors [48], flag
 constexpr int kSumsAt = kMetaAt + 4 * kMetaBytes;            // [2 halves]: 1 / l [48]
 constexpr int kFloatsAt = kSumsAt + 2 * kMetaBytes;          // reference, limit [48]; cross [2, 4, 48]
 constexpr int kTargetAt = kFloatsAt + 10 * kMine * 4;
-constexpr int kBarsAt = kTargetAt + 16;  // full, empty [ring]; inbox, p full, p empty [2]; query full, empty; sums full
-constexpr int kBytes = kBarsAt + (2 * kRing + 9) * 8;
+constexpr int kBarsAt = kTargetAt + 16;  // full, empty [ring]; inbox full, read there, p full, p empty [2]; query full, empty; sums full
+constexpr int kBytes = kBarsAt + (2 * kRing + 11) * 8;
 static_assert(kBytes <= 232448 && kPAt % 1024 == 0 && kRingAt % 1024 == 0);
 
 struct Bars {
@@ -36,6 +38,7 @@ struct Bars {
   __device__ __forceinline__ uint32_t query_full() const { return base + 8 * (2 * kRing + 6); }
   __device__ __forceinline__ uint32_t query_empty() const { return base + 8 * (2 * kRing + 7); }
   __device__ __forceinline__ uint32_t sums_full() const { return base + 8 * (2 * kRing + 8); }
+  __device__ __forceinline__ uint32_t inbox_read(int i) const { return base + 8 * (2 * kRing + 9 + i); }
 };
 
 __device__ void copy_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared, int rank) {
@@ -105,9 +108,9 @@ __device__ void score_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared, ch
   float* cross = reference + 2 * kMine + group * 4 * kMine;
   const auto meta = [&](int buffer) { return reinterpret_cast<float*>(base + kMetaAt + (2 * buffer + rank) * kMetaBytes); };
   const auto flag = [&](int buffer) { return reinterpret_cast<volatile int*>(meta(buffer) + kMine); };
-  const float4* inbox = reinterpret_cast<const float4*>(base + kInboxAt + group * kInbox) + thread;
+  const float4* inbox = reinterpret_cast<const float4*>(base + kPAt + group * kPBytes) + thread;
   const uint32_t other = static_cast<uint32_t>(1 - rank);
-  const uint32_t outbox = cluster_map(shared + kInboxAt + group * kInbox + thread * 16, other);
+  const uint32_t outbox = cluster_map(shared + kPAt + group * kPBytes + thread * 16, other);
   const uint32_t outbox_bar = cluster_map(bars.inbox(group), other);
   constexpr float scale = kMlaScale * kLog2e;
   const uint32_t p_mine = shared + kPAt + group * kPBytes + rank * kPHalf;
@@ -145,7 +148,7 @@ __device__ void score_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared, ch
       }
       wgmma_commit();
       if (thread == 0) mbar_expect(bars.inbox(group), kInbox);
-      mbar_wait(bars.p_full(group), parity ^ 1);  // the other block has read what this scorer sent it two tiles ago
+      mbar_wait(bars.p_empty(group), parity ^ 1);  // p, factors and flag of two tiles ago have been read, in both blocks
       wgmma_wait<0>();
       if (lane == 0) {
         mbar_arrive(bars.empty(turn.slot));  // the shared key is not a value
@@ -175,8 +178,8 @@ __device__ void score_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared, ch
       }
       const int first_token = tile * kMlaTile, left = length - first_token;
       const bool first = tile == begin;
-      mbar_wait(bars.p_empty(group), parity ^ 1);  // p, factors and flag of two tiles ago have been read, in both blocks
-      named_barrier(4 + group, 256);               // the tile before has decided
+      named_barrier(4 + group, 256);  // the tile before has decided
+      if (thread == 0) mbar_arrive_cluster(bars.inbox_read(group), other);
       if (!first && (*flag(1 - group) & kRescale) != 0) {
 #pragma unroll
         for (int i = 0; i < kFolded<K>; ++i) {
@@ -281,6 +284,7 @@ __device__ void score_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared, ch
       named_barrier(1 + group, 128);
       if (thread == 0) {
         const uint32_t meta_at = shared + kMetaAt + (2 * group + rank) * kMetaBytes, bar = cluster_map(bars.p_full(group), other);
+        mbar_wait(bars.inbox_read(group), parity);
         cluster_copy(cluster_map(p_mine, other), p_mine, kPHalf, bar);
         cluster_copy(cluster_map(meta_at, other), meta_at, kMetaBytes, bar);
         mbar_expect(bars.p_full(group), kPHalf + kMetaBytes);
@@ -439,6 +443,7 @@ __global__ void __launch_bounds__(kThreads, 1) decode(const __grid_constant__ Ml
     }
     for (int i = 0; i < 2; ++i) {
       mbar_init(bars.inbox(i), 1);
+      mbar_init(bars.inbox_read(i), 1);
       mbar_init(bars.p_full(i), 1);
       mbar_init(bars.p_empty(i), 16);
     }
@@ -454,10 +459,10 @@ __global__ void __launch_bounds__(kThreads, 1) decode(const __grid_constant__ Ml
   cluster_sync();  // nothing is sent to a barrier that is not there yet
   const int role = uniform(static_cast<int>(threadIdx.x) / 128), rank = static_cast<int>(blockIdx.x) % 2;
   if (role == 4) {
-    fewer_registers<40>();
+    fewer_registers<32>();
     if (threadIdx.x == 512) copy_role(p, w, shared, rank);
   } else if (role >= 2) {
-    fewer_registers<88>();
+    fewer_registers<96>();
     score_role(p, w, shared, memory, rank, role - 2);
   } else {
     more_registers<128>();

@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(kThreads) tiles_of(const MoeGroupedTiles p) {
   __shared__ int warp_total[kThreads / 32];
   const int e = static_cast<int>(threadIdx.x), lane = e % 32, warp = e / 32;
   const int begin = e < p.experts ? p.offsets[e] : 0, rows = e < p.experts ? p.offsets[e + 1] - begin : 0;
-  const int count = (rows + kMoeGroupedRows - 1) / kMoeGroupedRows;
+  const int count = (rows + p.most - 1) / p.most;
   int sum = count;  // inclusive over the warp
   for (int i = 1; i < 32; i *= 2) {
     const int below = __shfl_up_sync(0xFFFFFFFFU, sum, i);

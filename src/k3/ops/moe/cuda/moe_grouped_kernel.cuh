@@ -1,11 +1,10 @@
-// Internal to ops/moe. Grouped products of routed experts on Hopper: a persistent grid over (256 weight rows, up to 128 rows
+// Internal to ops/moe. Grouped products of routed experts on Hopper: a persistent grid over (256 weight rows, a tile of rows
 // of one expert). Weights are the M side of wgmma and come from registers, rows are the N side in steps of 8.
 //
 // One warp takes work from a counter and streams weights (bulk copies, A ring), one streams the rows (boxes of a tensor map,
-// B ring); two
-//  consumer warpgroups own 128 weight rows each: two products of 64 rows on one B tile. Weights are decoded while the
-//  products of the
-// group of 32 columns before are in flight.
+// B ring); two consumer warpgroups own 128 weight rows each: two products of 64 rows on one B tile. MXFP4 is decoded while the
+// products of the step before are in flight. BF16 is bound by L2: tiles of up to 176 rows, so that the rows of most experts
+// are one tile and weights are read once; the accumulators leave registers for the weights of one step.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -13,6 +12,7 @@
 #include "k3/ops/cuda/launch.cuh"
 #include "k3/ops/cuda/ptx.cuh"
 #include "k3/ops/cuda/wgmma.cuh"
+#include "k3/ops/cuda/wgmma_wide.cuh"
 #include "k3/ops/moe/cuda/moe_grouped_types.h"
 #include "k3/ops/moe/cuda/moe_stream_pack.cuh"
 
@@ -21,8 +21,6 @@ namespace grouped {
 
 constexpr int kGroups = 2;  // consumer warpgroups
 constexpr int kConsumers = 128 * kGroups, kConsumerWarps = 4 * kGroups, kThreads = kConsumers + 128;
-constexpr int kBBytes = kMoeGroupedRows * 128;  // 64 columns
-constexpr int kMaxN = kMoeGroupedRows;
 constexpr int kSlots = 4;                                      // tiles announced ahead
 constexpr int kOutRows = 32, kStageOutBytes = kOutRows * 128;  // a warpgroup's outputs on their way: 32 rows x 64 columns
 
@@ -31,18 +29,20 @@ template <bool kMx>
 struct Shape;
 template <>
 struct Shape<true> {
+  static constexpr int kRows = moe_grouped_rows(MoeWeights::mxfp4), kBBytes = kRows * 128;  // of a B tile, 64 columns
   static constexpr int kColumns = 256, kUnit = 2176, kAStages = 3, kBStages = 6;
 };
 template <>
 struct Shape<false> {
-  static constexpr int kColumns = 64, kUnit = 2048, kAStages = 4, kBStages = 5;
+  static constexpr int kRows = moe_grouped_rows(MoeWeights::bf16), kBBytes = kRows * 128;
+  static constexpr int kColumns = 64, kUnit = 2048, kAStages = 4, kBStages = 4;
 };
 
 template <bool kMx>
 struct Layout {
   using S = Shape<kMx>;
   static constexpr int kABytes = kMoeGroupedUnits * S::kUnit;
-  static constexpr int kB = S::kAStages * kABytes, kOut = kB + S::kBStages * kBBytes,
+  static constexpr int kB = S::kAStages * kABytes, kOut = kB + S::kBStages * S::kBBytes,
                        kInfo = kOut + kGroups * kStageOutBytes;
   static constexpr int kBars = kInfo + kSlots * 16;
   static constexpr int kAFull = kBars, kAEmpty = kAFull + 8 * S::kAStages, kBFull = kAEmpty + 8 * S::kAStages,
@@ -174,7 +174,7 @@ __device__ __forceinline__ void stream_rows(const MoeGroupedGemm& p, uint32_t ba
     const int rows = (work.rows + 7) / 8 * 8;
     for (int s = 0; s < steps; ++s, b.next()) {
       const uint32_t full = base + L::kBFull + 8 * static_cast<uint32_t>(b.stage),
-                     to = base + L::kB + static_cast<uint32_t>(b.stage) * kBBytes;
+                     to = base + L::kB + static_cast<uint32_t>(b.stage) * Shape<kMx>::kBBytes;
       mbar_wait(base + L::kBEmpty + 8 * static_cast<uint32_t>(b.stage), b.phase ^ 1);
       if (threadIdx.x % 32 == 0) {
         mbar_expect(full, static_cast<uint32_t>(rows) * 128);
@@ -211,10 +211,12 @@ struct Consumer {
   Ring<Shape<kMx>::kBStages> b;
 };
 
-// The registers of wgmma: one set for every number of rows.
+// The registers of wgmma: one set for every number of rows. kSets: of weights; two: one is decoded while the other is used.
+template <bool kMx>
 struct Operands {
-  float d[2][kMaxN / 2];      // [j]: rows of weights 64 j .. 64 j + 63 of the group
-  uint32_t a[2][2][2][2][4];  // [parity of the step][group of 32 columns][j][product of 16 columns][register]
+  static constexpr int kRows = Shape<kMx>::kRows, kSets = kMx ? 2 : 1, kGroups32 = kMx ? 2 : 1;
+  float d[2][kRows / 2];                  // [j]: rows of weights 64 j .. 64 j + 63 of the group
+  uint32_t a[kSets][kGroups32][2][2][4];  // [step % kSets][group of 32 columns][j][product of 16 columns][register]
 };
 
 // A fragments of 32 columns, q of 2, from what was read (codes, scales: mxfp4) or from shared memory (bf16).
@@ -242,12 +244,12 @@ __device__ __forceinline__ void fragments(uint32_t (&a)[2][4], int q, uint4 code
     a[m][0] = half[0][2 * m], a[m][1] = half[1][2 * m], a[m][2] = half[0][2 * m + 1], a[m][3] = half[1][2 * m + 1];
 }
 
-// Products of 64 columns with N rows. Waits for those of the step before.
-template <int N>
-__device__ __forceinline__ void products_of(Operands& o, int parity, uint64_t rows) {
+// Products of 64 columns (BF16: of 32) with N rows. Waits for those whose weights the next step overwrites.
+template <int N, bool kMx>
+__device__ __forceinline__ void products_of(Operands<kMx>& o, int parity, uint64_t rows) {
   wgmma_fence();
 #pragma unroll
-  for (int k = 0; k < 4; ++k) {
+  for (int k = 0; k < 2 * Operands<kMx>::kGroups32; ++k) {
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       Wgmma<N>::rs(reinterpret_cast<float(&)[N / 2]>(o.d[j]), o.a[parity][k / 2][j][k % 2],
@@ -255,13 +257,22 @@ __device__ __forceinline__ void products_of(Operands& o, int parity, uint64_t ro
     }
   }
   wgmma_commit();
-  wgmma_wait<1>();
+  wgmma_wait<Operands<kMx>::kSets - 1>();
 }
 
 // The width is chosen here and not around the whole loop: of several loops ptxas keeps all registers apart as if all were in
 // flight at once, runs out of them, and waits after every product. Fence, commit and wait belong into the branch for the
 // same reason.
-__device__ __forceinline__ void products(Operands& o, int parity, uint64_t rows, int eights) {
+template <bool kMx>
+__device__ __forceinline__ void products(Operands<kMx>& o, int parity, uint64_t rows, int eights) {
+  if constexpr (!kMx) {
+    switch ((eights + 1) / 2) {
+      case 9: return products_of<144>(o, parity, rows);
+      case 10: return products_of<160>(o, parity, rows);
+      case 11: return products_of<176>(o, parity, rows);
+      default: break;
+    }
+  }
   switch (eights) {
     case 1: return products_of<8>(o, parity, rows);
     case 2: return products_of<16>(o, parity, rows);
@@ -298,18 +309,23 @@ __device__ __forceinline__ void store_block(const MoeGroupedGemm& p, uint32_t ou
 }
 
 template <bool kMx>
+constexpr int blocks_below(int rows) {
+  return (rows < Shape<kMx>::kRows ? rows : Shape<kMx>::kRows) / 8;
+}
+
+template <bool kMx>
 __device__ __forceinline__ void finish_gate_up(const MoeGroupedGemm& p, const Consumer<kMx>& me, const Work& work,
-                                               const float (&d)[2][kMaxN / 2]) {
+                                               const float (&d)[2][Shape<kMx>::kRows / 2]) {
   const uint32_t out = me.base + Layout<kMx>::kOut + static_cast<uint32_t>(me.group) * kStageOutBytes;
   const int g = me.lane / 4, q = me.lane % 4, unit = work.m_tile * kMoeGroupedUnits + me.group * 8 + me.warp;
   float f1 = 1, f3 = 1;
   if (kMx && p.factors != nullptr) f1 = p.factors[work.expert * 4], f3 = p.factors[work.expert * 4 + 2];
 #pragma unroll
-  for (int first = 0; first < kMaxN; first += kOutRows) {
+  for (int first = 0; first < Shape<kMx>::kRows; first += kOutRows) {
     if (first >= work.rows) break;
     named_barrier(1 + me.group, 128);
 #pragma unroll
-    for (int block = first / 8; block < (first + kOutRows) / 8; ++block) {
+    for (int block = first / 8; block < blocks_below<kMx>(first + kOutRows); ++block) {
       if (block * 8 >= work.rows) break;
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
@@ -331,18 +347,18 @@ __device__ __forceinline__ void finish_gate_up(const MoeGroupedGemm& p, const Co
 
 template <bool kMx>
 __device__ __forceinline__ void finish_down(const MoeGroupedGemm& p, const Consumer<kMx>& me, const Work& work,
-                                            const float (&d)[2][kMaxN / 2]) {
+                                            const float (&d)[2][Shape<kMx>::kRows / 2]) {
   const uint32_t out = me.base + Layout<kMx>::kOut + static_cast<uint32_t>(me.group) * kStageOutBytes;
   const float f = kMx && p.factors != nullptr ? p.factors[work.expert * 4 + 1] : 1;
   const int matrix = me.lane / 8;
 #pragma unroll
-  for (int first = 0; first < kMaxN; first += kOutRows) {
+  for (int first = 0; first < Shape<kMx>::kRows; first += kOutRows) {
     if (first >= work.rows) break;
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       named_barrier(1 + me.group, 128);
 #pragma unroll
-      for (int block = first / 8; block < (first + kOutRows) / 8; block += 2) {
+      for (int block = first / 8; block < blocks_below<kMx>(first + kOutRows); block += 2) {
         if (block * 8 >= work.rows) break;
         uint32_t r[4];
 #pragma unroll
@@ -357,16 +373,16 @@ __device__ __forceinline__ void finish_down(const MoeGroupedGemm& p, const Consu
 }
 
 template <bool kMx, bool kDown>
-__device__ __forceinline__ void tile(const MoeGroupedGemm& p, Consumer<kMx>& me, const Work& work, Operands& o) {
+__device__ __forceinline__ void tile(const MoeGroupedGemm& p, Consumer<kMx>& me, const Work& work, Operands<kMx>& o) {
   using L = Layout<kMx>;
   using S = Shape<kMx>;
   constexpr int kSteps = S::kColumns / 64;  // of an A stage
 #pragma unroll
-  for (int i = 0; i < kMaxN / 2; ++i) o.d[0][i] = o.d[1][i] = 0;
+  for (int i = 0; i < S::kRows / 2; ++i) o.d[0][i] = o.d[1][i] = 0;
   const int eights = __shfl_sync(0xFFFFFFFFU, (work.rows + 7) / 8, 0);
   const int steps = (p.k + 63) / 64;
   const uint32_t my_unit = me.base + static_cast<uint32_t>((me.group * 8 + me.warp) * S::kUnit);
-  uint32_t before = 0;  // the B stage whose products may be in flight
+  uint32_t before = 0;  // the B stage whose products may be in flight; MXFP4 alone
   const auto step = [&](int s, int parity) {
     const int part = s % kSteps;
     if (part == 0) mbar_wait(me.base + L::kAFull + 8 * static_cast<uint32_t>(me.a.stage), me.a.phase);
@@ -381,34 +397,45 @@ __device__ __forceinline__ void tile(const MoeGroupedGemm& p, Consumer<kMx>& me,
         scales[j] = load_shared_4(at + static_cast<uint32_t>(me.lane / 4 * 16 + part * 4));
       }
     }
-#pragma unroll
-    for (int q = 0; q < 2; ++q) {
+    const auto load = [&](int q, int to) {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        fragments<kMx>(o.a[parity][q][j], q, codes[j], scales[j],
+        fragments<kMx>(o.a[parity][to][j], q, codes[j], scales[j],
                        unit + static_cast<uint32_t>(j * 4 * S::kUnit + me.lane * 16));
       }
-    }
+    };
+    const uint64_t rows =
+        make_desc(me.base + L::kB + static_cast<uint32_t>(me.b.stage) * S::kBBytes, 0, 1024, Swizzle::bytes_128);
+    load(0, 0);
+    if constexpr (kMx) load(1, 1);
     mbar_wait(me.base + L::kBFull + 8 * static_cast<uint32_t>(me.b.stage), me.b.phase);
-    products(o, parity,
-             make_desc(me.base + L::kB + static_cast<uint32_t>(me.b.stage) * kBBytes, 0, 1024, Swizzle::bytes_128), eights);
+    products<kMx>(o, parity, rows, eights);
+    if constexpr (!kMx) {
+      load(1, 0);
+      products<kMx>(o, parity, rows + 4, eights);
+    }
     const bool last = part == kSteps - 1 || s == steps - 1;
     __syncwarp();
+    const uint32_t empty = me.base + L::kBEmpty + 8 * static_cast<uint32_t>(me.b.stage);
     if (me.lane == 0) {
-      if (s > 0) mbar_arrive(before);
+      if (!kMx || s > 0) mbar_arrive(kMx ? before : empty);
       if (last) mbar_arrive(me.base + L::kAEmpty + 8 * static_cast<uint32_t>(me.a.stage));
     }
     if (last) me.a.next();
-    before = me.base + L::kBEmpty + 8 * static_cast<uint32_t>(me.b.stage);
+    before = empty;
     me.b.next();
   };
-  for (int s = 0; s < steps; s += 2) {
-    step(s, 0);
-    if (s + 1 < steps) step(s + 1, 1);
+  if constexpr (kMx) {
+    for (int s = 0; s < steps; s += 2) {
+      step(s, 0);
+      if (s + 1 < steps) step(s + 1, 1);
+    }
+    wgmma_wait<0>();
+    __syncwarp();
+    if (me.lane == 0) mbar_arrive(before);
+  } else {
+    for (int s = 0; s < steps; ++s) step(s, 0);
   }
-  wgmma_wait<0>();
-  __syncwarp();
-  if (me.lane == 0) mbar_arrive(before);
   if constexpr (kDown) {
     finish_down<kMx>(p, me, work, o.d);
   } else {
@@ -422,7 +449,7 @@ __device__ __forceinline__ void consume(const MoeGroupedGemm& p, uint32_t base) 
   const int thread = static_cast<int>(threadIdx.x);
   Consumer<kMx> me{base, thread / 128, thread / 32 % 4, thread % 32, {}, {}};
   Ring<kSlots> slots;
-  Operands o;
+  Operands<kMx> o;
   for (;;) {
     const Work work = take_work(base + L::kInfo, base + L::kSlotFull, base + L::kSlotEmpty, slots);
     if (work.rows < 0) return;
