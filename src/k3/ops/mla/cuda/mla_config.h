@@ -22,7 +22,7 @@ inline MlaDecodeConfig mla_decode_config(int64_t heads, int64_t max_query_tokens
     int cycles;  // times multiprocessors
   };
   constexpr Shape kShapes[] = {{16, 1, false, 1950}, {32, 1, false, 2250}, {48, 1, false, 2530}, {64, 1, false, 2850},
-                               {96, 1, true, 4000},  {48, 2, false, 5200}, {64, 2, false, 5840}};
+                               {96, 1, true, 4300},  {64, 2, false, 5840}};
   int64_t best = -1;
   for (const Shape& s : kShapes) {
     if (s.halves && std::getenv("K3_OLD_MLA") != nullptr) continue;

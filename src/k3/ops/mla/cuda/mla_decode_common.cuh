@@ -137,11 +137,6 @@ struct Turn {
   }
 };
 
-template <int kValue>
-struct Number {
-  static constexpr int value = kValue;
-};
-
 // A warp has done with a block of the ring.
 template <int kPair>
 __device__ __forceinline__ void release_block(uint32_t bar, int lane) {

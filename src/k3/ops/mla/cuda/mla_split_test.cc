@@ -98,7 +98,7 @@ TEST(MlaConfig, RowsFillTheirTile) {
                                                          {96, 1, 96, 1, 1},
                                                          {12, 8, 96, 1, 1},
                                                          {64, 2, 64, 2, 1},
-                                                         {96, 8, 96, 1, 8}}) {
+                                                         {96, 8, 64, 2, 6}}) {
     const MlaDecodeConfig c = mla_decode_config(heads, tokens, hopper());
     EXPECT_EQ(c.row_tile, tile) << heads << " " << tokens;
     EXPECT_EQ(c.pair, pair) << heads << " " << tokens;
