@@ -14,11 +14,15 @@
 namespace k3::ops::cuda {
 namespace {
 
-constexpr int kN = 96, kMine = kN / 2, kThreads = 640, kRing = 17, kColumns = 5;  // kColumns: blocks of a tile, the shared key first
+constexpr int kN = 96, kMine = kN / 2, kThreads = 640, kColumns = 5;  // kColumns: blocks of a tile, the shared key first
 constexpr int kQueryBlock = kN * 128, kInbox = kMine * 64 * 4, kPBytes = kN * 128, kPHalf = kMine * 128, kMetaBytes = 256;
 
+#ifdef K3_APART
+constexpr int kRing = 14, kPAt = kColumns * kQueryBlock, kInboxAt = kPAt + 2 * kPBytes, kRingAt = kInboxAt + 2 * kInbox;
+#else
 // A scorer's inbox lies where its p will be.
-constexpr int kPAt = kColumns * kQueryBlock, kRingAt = kPAt + 2 * kPBytes;
+constexpr int kRing = 17, kPAt = kColumns * kQueryBlock, kInboxAt = kPAt, kRingAt = kPAt + 2 * kPBytes;
+#endif
 static_assert(kInbox == kPBytes);
 constexpr int kMetaAt = kRingAt + kRing * kBlockBytes;       // [2 buffers][2 halves]: factors [48], flag
 constexpr int kSumsAt = kMetaAt + 4 * kMetaBytes;            // [2 halves]: 1 / l [48]
@@ -108,9 +112,9 @@ __device__ void score_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared, ch
   float* cross = reference + 2 * kMine + group * 4 * kMine;
   const auto meta = [&](int buffer) { return reinterpret_cast<float*>(base + kMetaAt + (2 * buffer + rank) * kMetaBytes); };
   const auto flag = [&](int buffer) { return reinterpret_cast<volatile int*>(meta(buffer) + kMine); };
-  const float4* inbox = reinterpret_cast<const float4*>(base + kPAt + group * kPBytes) + thread;
+  const float4* inbox = reinterpret_cast<const float4*>(base + kInboxAt + group * kInbox) + thread;
   const uint32_t other = static_cast<uint32_t>(1 - rank);
-  const uint32_t outbox = cluster_map(shared + kPAt + group * kPBytes + thread * 16, other);
+  const uint32_t outbox = cluster_map(shared + kInboxAt + group * kInbox + thread * 16, other);
   const uint32_t outbox_bar = cluster_map(bars.inbox(group), other);
   constexpr float scale = kMlaScale * kLog2e;
   const uint32_t p_mine = shared + kPAt + group * kPBytes + rank * kPHalf;
@@ -148,7 +152,11 @@ __device__ void score_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared, ch
       }
       wgmma_commit();
       if (thread == 0) mbar_expect(bars.inbox(group), kInbox);
+#ifdef K3_APART
+      mbar_wait(bars.p_full(group), parity ^ 1);
+#else
       mbar_wait(bars.p_empty(group), parity ^ 1);  // p, factors and flag of two tiles ago have been read, in both blocks
+#endif
       wgmma_wait<0>();
       if (lane == 0) {
         mbar_arrive(bars.empty(turn.slot));  // the shared key is not a value
@@ -178,8 +186,13 @@ __device__ void score_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared, ch
       }
       const int first_token = tile * kMlaTile, left = length - first_token;
       const bool first = tile == begin;
+#ifdef K3_APART
+      mbar_wait(bars.p_empty(group), parity ^ 1);
+      named_barrier(4 + group, 256);
+#else
       named_barrier(4 + group, 256);  // the tile before has decided
-      if (thread == 0) mbar_arrive_cluster(bars.inbox_read(group), other);
+      if (thread == 0) mbar_arrive_cluster_relaxed(bars.inbox_read(group), other);
+#endif
       if (!first && (*flag(1 - group) & kRescale) != 0) {
 #pragma unroll
         for (int i = 0; i < kFolded<K>; ++i) {
@@ -284,7 +297,9 @@ __device__ void score_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared, ch
       named_barrier(1 + group, 128);
       if (thread == 0) {
         const uint32_t meta_at = shared + kMetaAt + (2 * group + rank) * kMetaBytes, bar = cluster_map(bars.p_full(group), other);
+#ifndef K3_APART
         mbar_wait(bars.inbox_read(group), parity);
+#endif
         cluster_copy(cluster_map(p_mine, other), p_mine, kPHalf, bar);
         cluster_copy(cluster_map(meta_at, other), meta_at, kMetaBytes, bar);
         mbar_expect(bars.p_full(group), kPHalf + kMetaBytes);
@@ -474,7 +489,12 @@ __global__ void __launch_bounds__(kThreads, 1) decode(const __grid_constant__ Ml
 
 }  // namespace
 
-int mla_decode_halves_launch(const MlaDecodeLaunch& p, cudaStream_t stream) {
+#ifdef K3_APART
+int mla_decode_apart_launch
+#else
+int mla_decode_halves_launch
+#endif
+    (const MlaDecodeLaunch& p, cudaStream_t stream) {
   const LaunchOptions options{.grid = dim3(static_cast<unsigned>(p.config.workers * 2)), .block = dim3(kThreads), .shared_bytes = kBytes,
                               .cluster = 2, .dependent = true};
   return launch(decode, options, stream, p);

@@ -214,7 +214,7 @@ struct Consumer {
 // The registers of wgmma: one set for every number of rows. kSets: of weights; two: one is decoded while the other is used.
 template <bool kMx>
 struct Operands {
-  static constexpr int kRows = Shape<kMx>::kRows, kSets = kMx ? 2 : 1, kGroups32 = kMx ? 2 : 1;
+  static constexpr int kRows = Shape<kMx>::kRows, kSets = 2, kGroups32 = kMx ? 2 : 1;
   float d[2][kRows / 2];                  // [j]: rows of weights 64 j .. 64 j + 63 of the group
   uint32_t a[kSets][kGroups32][2][2][4];  // [step % kSets][group of 32 columns][j][product of 16 columns][register]
 };
@@ -269,7 +269,7 @@ __device__ __forceinline__ void products(Operands<kMx>& o, int parity, uint64_t 
     switch ((eights + 1) / 2) {
       case 9: return products_of<144>(o, parity, rows);
       case 10: return products_of<160>(o, parity, rows);
-      case 11: return products_of<176>(o, parity, rows);
+      case 11: return products_of<168>(o, parity, rows);
       default: break;
     }
   }
@@ -362,7 +362,10 @@ __device__ __forceinline__ void finish_down(const MoeGroupedGemm& p, const Consu
         if (block * 8 >= work.rows) break;
         uint32_t r[4];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) r[i] = pack_bf16(d[j][4 * block + 2 * i] * f, d[j][4 * block + 2 * i + 1] * f);
+        for (int i = 0; i < 4; ++i) {
+          const int at = 4 * block + 2 * i;
+          r[i] = at < Shape<kMx>::kRows / 2 ? pack_bf16(d[j][at] * f, d[j][at + 1] * f) : 0;  // an odd number of blocks
+        }
         const auto row = static_cast<uint32_t>(8 * (block + matrix / 2) - first + me.lane % 8);
         stmatrix_x4_trans(out + swizzle_128(row, static_cast<uint32_t>(2 * me.warp + matrix % 2) * 16), r);
       }
@@ -397,28 +400,28 @@ __device__ __forceinline__ void tile(const MoeGroupedGemm& p, Consumer<kMx>& me,
         scales[j] = load_shared_4(at + static_cast<uint32_t>(me.lane / 4 * 16 + part * 4));
       }
     }
-    const auto load = [&](int q, int to) {
+    const auto load = [&](int q, int set, int to) {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        fragments<kMx>(o.a[parity][to][j], q, codes[j], scales[j],
+        fragments<kMx>(o.a[set][to][j], q, codes[j], scales[j],
                        unit + static_cast<uint32_t>(j * 4 * S::kUnit + me.lane * 16));
       }
     };
     const uint64_t rows =
         make_desc(me.base + L::kB + static_cast<uint32_t>(me.b.stage) * S::kBBytes, 0, 1024, Swizzle::bytes_128);
-    load(0, 0);
-    if constexpr (kMx) load(1, 1);
+    load(0, parity, 0);
+    if constexpr (kMx) load(1, parity, 1);
     mbar_wait(me.base + L::kBFull + 8 * static_cast<uint32_t>(me.b.stage), me.b.phase);
     products<kMx>(o, parity, rows, eights);
     if constexpr (!kMx) {
-      load(1, 0);
-      products<kMx>(o, parity, rows + 4, eights);
+      load(1, 1, 0);
+      products<kMx>(o, 1, rows + 4, eights);
     }
     const bool last = part == kSteps - 1 || s == steps - 1;
     __syncwarp();
     const uint32_t empty = me.base + L::kBEmpty + 8 * static_cast<uint32_t>(me.b.stage);
     if (me.lane == 0) {
-      if (!kMx || s > 0) mbar_arrive(kMx ? before : empty);
+      if (s > 0) mbar_arrive(before);
       if (last) mbar_arrive(me.base + L::kAEmpty + 8 * static_cast<uint32_t>(me.a.stage));
     }
     if (last) me.a.next();
@@ -430,12 +433,12 @@ __device__ __forceinline__ void tile(const MoeGroupedGemm& p, Consumer<kMx>& me,
       step(s, 0);
       if (s + 1 < steps) step(s + 1, 1);
     }
-    wgmma_wait<0>();
-    __syncwarp();
-    if (me.lane == 0) mbar_arrive(before);
   } else {
     for (int s = 0; s < steps; ++s) step(s, 0);
   }
+  wgmma_wait<0>();
+  __syncwarp();
+  if (me.lane == 0) mbar_arrive(before);
   if constexpr (kDown) {
     finish_down<kMx>(p, me, work, o.d);
   } else {

@@ -9,7 +9,7 @@
 namespace k3::ops::cuda {
 
 constexpr int moe_grouped_rows(MoeWeights kind) {  // of a tile at most: the N side of wgmma
-  return kind == MoeWeights::bf16 ? 176 : 128;
+  return kind == MoeWeights::bf16 ? 168 : 128;
 }
 constexpr int kMoeGroupedUnits = 16;  // units of 16 weight rows of a block: the M side, 256
 
