@@ -64,8 +64,8 @@ constexpr RowsConfig rows_config(int64_t tokens, int64_t rows, int64_t in, int s
   return c;
 }
 
-// Whether the wide kernel takes several products, `rows` in all, in one launch in place of the library's `parts`. Measured on
-// an H200 (bench/gpu): its reads of x cost more than the library's, what it saves is launches and tails.
+// Whether the wide kernel takes several products, `rows` in all, in one launch in place of the library's `parts`. Measured
+// on an H200 (bench/gpu): its reads of x cost more than the library's, what it saves is launches and tails.
 constexpr bool gemm_wide_wins(int64_t tokens, int64_t rows, int parts, int64_t in) {
   if (parts < 2 || tokens > kWideTokens || in % kWideColumns != 0) return false;
   return tokens <= 32 || rows <= (tokens <= 64 ? 2048 : 1024) * int64_t{parts};

@@ -137,7 +137,8 @@ CudaStatus gemm_wide_cuda(const GemmArgs& args, const RowsConfig& config, Stream
   const Rows rows = launch_of(args, Scheme::bf16, config);
   if (rows.rows == 0) return {};
   K3_CHECK(args.tokens <= kWideTokens && args.in % kWideColumns == 0 && codec_of(args, Scheme::bf16) == RowsCodec::bf16 &&
-               rows.rows == rows_of(args), "x [{}, {}], stride {}", args.tokens, args.in, args.x_stride);
+               rows.rows == rows_of(args),
+           "x [{}, {}], stride {}", args.tokens, args.in, args.x_stride);
   return {gemm_wide_launch(rows, args.dependent, stream)};
 }
 

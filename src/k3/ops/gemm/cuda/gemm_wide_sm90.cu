@@ -1,9 +1,9 @@
 // Dense products of 17 to 128 tokens, BF16: rows of the weights are the M side of wgmma, tokens its N side.
 //
-// A block has a tile of up to 128 rows of all parts together and a run of 64-column chunks; blocks of a cluster share the tile along K, so
-// that every multiprocessor has a piece and x is read once a tile. Two warpgroups of 64 rows. All threads copy chunks of weights and
-// tokens into a ring (128-byte swizzle); the weights of the first stages start before the kernel before has ended. The blocks' sums meet
-// in shared memory of the cluster, added in order.
+// A block has a tile of up to 128 rows of all parts together and a run of 64-column chunks; blocks of a cluster share the
+// tile along K, so that every multiprocessor has a piece and x is read once a tile. Two warpgroups of 64 rows. All threads
+// copy chunks of weights and tokens into a ring (128-byte swizzle); the weights of the first stages start before the kernel
+// before has ended. The blocks' sums meet in shared memory of the cluster, added in order.
 #include "k3/ops/cuda/launch.cuh"
 #include "k3/ops/cuda/wgmma.cuh"
 #include "k3/ops/gemm/cuda/gemm_tile.cuh"
@@ -40,7 +40,8 @@ __global__ void __launch_bounds__(kThreads, kTokens == 128 ? 1 : 2) wide_kernel(
     const int row = tile.begin + line + 32 * i;
     is_row[i] = row < tile.end;
     const RowsPart& part = p.parts[part_of(p, is_row[i] ? row : tile.begin)];
-    w[i] = part.w + static_cast<int64_t>((is_row[i] ? row : tile.begin) - part.row_begin) * p.in * 2 + first * kRowBytes + piece * 16;
+    w[i] = part.w + static_cast<int64_t>((is_row[i] ? row : tile.begin) - part.row_begin) * p.in * 2 + first * kRowBytes +
+           piece * 16;
   }
   const uint8_t* x[kXRows];
   bool is_token[kXRows];
@@ -48,19 +49,22 @@ __global__ void __launch_bounds__(kThreads, kTokens == 128 ? 1 : 2) wide_kernel(
   for (int i = 0; i < kXRows; ++i) {
     const int token = line + 32 * i;
     is_token[i] = token < p.tokens;
-    x[i] = static_cast<const uint8_t*>(p.x) + static_cast<int64_t>(min(token, p.tokens - 1)) * p.x_stride * 2 + first * kRowBytes + piece * 16;
+    x[i] = static_cast<const uint8_t*>(p.x) + static_cast<int64_t>(min(token, p.tokens - 1)) * p.x_stride * 2 +
+           first * kRowBytes + piece * 16;
   }
   const auto weights = [&](int chunk, int stage) {
 #pragma unroll
     for (int i = 0; i < kRows / 32; ++i) {
-      cp_async<16>(base + stage * kStageBytes + to + i * 32 * kRowBytes, w[i] + chunk * kRowBytes, is_row[i] && chunk < count);
+      cp_async<16>(base + stage * kStageBytes + to + i * 32 * kRowBytes, w[i] + chunk * kRowBytes,
+                   is_row[i] && chunk < count);
     }
   };
   const auto tokens = [&](int chunk, int stage) {
 #pragma unroll
     for (int i = 0; i < kXRows; ++i) {
       if (32 * i + line < kTokens) {
-        cp_async<16>(base + stage * kStageBytes + kRows * kRowBytes + to + i * 32 * kRowBytes, x[i] + chunk * kRowBytes, is_token[i] && chunk < count);
+        cp_async<16>(base + stage * kStageBytes + kRows * kRowBytes + to + i * 32 * kRowBytes, x[i] + chunk * kRowBytes,
+                     is_token[i] && chunk < count);
       }
     }
   };
@@ -88,11 +92,13 @@ __global__ void __launch_bounds__(kThreads, kTokens == 128 ? 1 : 2) wide_kernel(
     weights(next, next_stage);
     tokens(next, next_stage);
     cp_async_commit();
-    const uint32_t a = base + stage * kStageBytes + group * 64 * kRowBytes, b = base + stage * kStageBytes + kRows * kRowBytes;
+    const uint32_t a = base + stage * kStageBytes + group * 64 * kRowBytes,
+                   b = base + stage * kStageBytes + kRows * kRowBytes;
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kWideColumns / 16; ++k) {
-      Wgmma<kTokens>::ss(acc, make_desc(a + 32 * k, 0, 1024, Swizzle::bytes_128), make_desc(b + 32 * k, 0, 1024, Swizzle::bytes_128), true);
+      Wgmma<kTokens>::ss(acc, make_desc(a + 32 * k, 0, 1024, Swizzle::bytes_128),
+                         make_desc(b + 32 * k, 0, 1024, Swizzle::bytes_128), true);
     }
     wgmma_commit();
     if (++stage == kStages) stage = 0;
@@ -106,7 +112,8 @@ __global__ void __launch_bounds__(kThreads, kTokens == 128 ? 1 : 2) wide_kernel(
 #pragma unroll
   for (int j = 0; j < kTokens / 8; ++j) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) sums[(8 * j + 2 * (lane % 4) + i % 2) * kPitch + 16 * warp + lane / 4 + i / 2 * 8] = acc[4 * j + i];
+    for (int i = 0; i < 4; ++i)
+      sums[(8 * j + 2 * (lane % 4) + i % 2) * kPitch + 16 * warp + lane / 4 + i / 2 * 8] = acc[4 * j + i];
   }
   if (cluster > 1) {
     cluster_sync();

@@ -49,7 +49,8 @@ __device__ __forceinline__ bool next_segment(const MlaDecodeLaunch& p, Walk& w, 
     if (s.begin == s.end) continue;
     const int first =
         p.args.offsets != nullptr ? same(p.args.offsets[s.request]) : s.request * static_cast<int>(p.args.max_query_tokens);
-    s.tokens = p.args.offsets != nullptr ? same(p.args.offsets[s.request + 1]) - first : static_cast<int>(p.args.max_query_tokens);
+    s.tokens =
+        p.args.offsets != nullptr ? same(p.args.offsets[s.request + 1]) - first : static_cast<int>(p.args.max_query_tokens);
     const int skip = s.row_tile * p.config.row_tile;
     s.row0 = first * static_cast<int>(p.args.heads) + skip;
     const int rows = s.tokens * static_cast<int>(p.args.heads);
@@ -71,7 +72,8 @@ __device__ __forceinline__ int part_slot(bool first_tile) {
 // All threads. `scratch`: 27 ints of shared memory.
 template <int kPair>
 __device__ Walk find_share(const MlaDecodeLaunch& p, int* scratch) {
-  const int batch = static_cast<int>(p.args.batch), threads = static_cast<int>(blockDim.x), each = (batch + threads - 1) / threads;
+  const int batch = static_cast<int>(p.args.batch), threads = static_cast<int>(blockDim.x),
+            each = (batch + threads - 1) / threads;
   const int begin = min(static_cast<int>(threadIdx.x) * each, batch), end = min(begin + each, batch);
   const int row_tiles = p.config.row_tiles;
   int cost = 0;
@@ -149,7 +151,8 @@ __device__ __forceinline__ void release_block(uint32_t bar, int lane) {
 
 __device__ __forceinline__ uint64_t desc_128(uint32_t address) { return make_desc(address, 16, 1024, Swizzle::bytes_128); }
 
-// Sums over the 8 lanes with the same lane % 4, each lane keeping a part of the values as long as halving goes evenly; in place.
+// Sums over the 8 lanes with the same lane % 4, each lane keeping a part of the values as long as halving goes evenly; in
+// place.
 constexpr int half(int n) { return n % 2 == 0 ? n / 2 : n; }
 template <int K>
 constexpr int kFolded = half(half(half(K)));
@@ -184,10 +187,12 @@ __device__ __forceinline__ int folded_index(int i, int lane) {
 }
 
 // Four accumulators of a thread, 16 latents from `latent` on times 8 rows from `row` on of a warp, to the rows of `ol`.
-__device__ __forceinline__ void store_rows(const MlaDecode& args, const Target& s, const float* v, float2 inverse, int row, int latent, int lane) {
+__device__ __forceinline__ void store_rows(const MlaDecode& args, const Target& s, const float* v, float2 inverse, int row,
+                                           int latent, int lane) {
   const int quad = lane % 4;
   if (args.ol_f32) {
-    float* out = static_cast<float*>(args.ol) + (static_cast<int64_t>(s.row0) + row + 2 * quad) * kLatent + latent + lane / 4;
+    float* out =
+        static_cast<float*>(args.ol) + (static_cast<int64_t>(s.row0) + row + 2 * quad) * kLatent + latent + lane / 4;
     if (row + 2 * quad < s.rows) {
       out[0] = v[0] * inverse.x;
       out[8] = v[2] * inverse.x;

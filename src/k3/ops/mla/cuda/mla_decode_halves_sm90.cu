@@ -1,6 +1,6 @@
-// Absorbed decode on Hopper for 96 query rows: a cluster of two blocks shares each tile, each holding half of the latent columns (and
-// half of the shared key) of tile and query, so that the tile is read once, four fit where one and a half would, and every product has
-// N = 96. Per tile and block:
+// Absorbed decode on Hopper for 96 query rows: a cluster of two blocks shares each tile, each holding half of the latent
+// columns (and half of the shared key) of tile and query, so that the tile is read once, four fit where one and a half
+// would, and every product has N = 96. Per tile and block:
 //   partial scores^T [64, 96] over its 288 columns     a warpgroup; two of them take alternate tiles
 //   the other block's 48 rows of them are sent there, those of its own are added to what comes from there
 //   softmax of its own 48 rows, p to both blocks
@@ -24,11 +24,12 @@ constexpr int kRing = 14, kPAt = kColumns * kQueryBlock, kInboxAt = kPAt + 2 * k
 constexpr int kRing = 17, kPAt = kColumns * kQueryBlock, kInboxAt = kPAt, kRingAt = kPAt + 2 * kPBytes;
 #endif
 static_assert(kInbox == kPBytes);
-constexpr int kMetaAt = kRingAt + kRing * kBlockBytes;       // [2 buffers][2 halves]: factors [48], flag
-constexpr int kSumsAt = kMetaAt + 4 * kMetaBytes;            // [2 halves]: 1 / l [48]
-constexpr int kFloatsAt = kSumsAt + 2 * kMetaBytes;          // reference, limit [48]; cross [2, 4, 48]
+constexpr int kMetaAt = kRingAt + kRing * kBlockBytes;  // [2 buffers][2 halves]: factors [48], flag
+constexpr int kSumsAt = kMetaAt + 4 * kMetaBytes;       // [2 halves]: 1 / l [48]
+constexpr int kFloatsAt = kSumsAt + 2 * kMetaBytes;     // reference, limit [48]; cross [2, 4, 48]
 constexpr int kTargetAt = kFloatsAt + 10 * kMine * 4;
-constexpr int kBarsAt = kTargetAt + 16;  // full, empty [ring]; inbox full, read there, p full, p empty [2]; query full, empty; sums full
+constexpr int kBarsAt =
+    kTargetAt + 16;  // full, empty [ring]; inbox full, read there, p full, p empty [2]; query full, empty; sums full
 constexpr int kBytes = kBarsAt + (2 * kRing + 11) * 8;
 static_assert(kBytes <= 232448 && kPAt % 1024 == 0 && kRingAt % 1024 == 0);
 
@@ -50,7 +51,8 @@ __device__ void copy_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared, int
   Turn<kRing> turn;
   uint32_t query_parity = 0;
   Segment s;
-  const int box_tokens = p.box_tokens, boxes = kMlaTile / box_tokens, page_tokens = static_cast<int>(p.args.pages.page_tokens);
+  const int box_tokens = p.box_tokens, boxes = kMlaTile / box_tokens,
+            page_tokens = static_cast<int>(p.args.pages.page_tokens);
   const int latent0 = rank * (kLatent / 2);
   while (next_segment<1, false>(p, w, s)) {
     mbar_wait(bars.query_empty(), query_parity ^ 1);
@@ -118,7 +120,8 @@ __device__ void score_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared, ch
   const uint32_t outbox_bar = cluster_map(bars.inbox(group), other);
   constexpr float scale = kMlaScale * kLog2e;
   const uint32_t p_mine = shared + kPAt + group * kPBytes + rank * kPHalf;
-  const uint32_t p_store = p_mine + ((lane / 16) * 8 + lane % 8) * 128 + (((16 * warp + 8 * (lane / 8 % 2)) * 2) ^ ((lane & 7) << 4));
+  const uint32_t p_store =
+      p_mine + ((lane / 16) * 8 + lane % 8) * 128 + (((16 * warp + 8 * (lane / 8 % 2)) * 2) ^ ((lane & 7) << 4));
   Turn<kRing> turn;
   uint32_t query_parity = 0, parity = 0;  // parity: of this scorer's next tile, for inbox, p full and p empty
   int number = 0;                         // of the tile in this block's sequence
@@ -126,7 +129,8 @@ __device__ void score_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared, ch
   float l[kFolded<K>];
   if (group == 1) named_barrier_arrive(4, 256);  // scorer 0 decides first
   while (next_segment<1, true>(p, w, s)) {
-    const int window = uniform(s.length - s.tokens + 1), heads = static_cast<int>(p.args.heads), row0 = s.row_tile * kN + rank * kMine;
+    const int window = uniform(s.length - s.tokens + 1), heads = static_cast<int>(p.args.heads),
+              row0 = s.row_tile * kN + rank * kMine;
     const int begin = uniform(s.begin), end = uniform(s.end), length = uniform(s.length);
     named_barrier(3, 256);  // limits and sums of the segment before have been read
     if (group == 0 && thread < kMine) {
@@ -190,7 +194,7 @@ __device__ void score_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared, ch
       mbar_wait(bars.p_empty(group), parity ^ 1);
       named_barrier(4 + group, 256);
 #else
-      named_barrier(4 + group, 256);  // the tile before has decided
+      named_barrier(4 + group, 256);               // the tile before has decided
       if (thread == 0) mbar_arrive_cluster_relaxed(bars.inbox_read(group), other);
 #endif
       if (!first && (*flag(1 - group) & kRescale) != 0) {
@@ -238,7 +242,8 @@ __device__ void score_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared, ch
         }
         named_barrier(1 + group, 128);
         if (thread < kMine) {
-          float up = fmaxf(fmaxf(cross[thread], cross[kMine + thread]), fmaxf(cross[2 * kMine + thread], cross[3 * kMine + thread]));
+          float up = fmaxf(fmaxf(cross[thread], cross[kMine + thread]),
+                           fmaxf(cross[2 * kMine + thread], cross[3 * kMine + thread]));
           if (first) {
             up = up == -INFINITY ? 0 : up;
             reference[thread] = up;
@@ -274,7 +279,8 @@ __device__ void score_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared, ch
         for (int i = 1; i < kColumns; ++i) {
           block.advance();
           char* rows = base + kRingAt + block.slot * kBlockBytes + keep * 128;
-          for (int e = thread; e < (kMlaTile - keep) * 8; e += 128) *reinterpret_cast<uint4*>(rows + e * 16) = uint4{0, 0, 0, 0};
+          for (int e = thread; e < (kMlaTile - keep) * 8; e += 128)
+            *reinterpret_cast<uint4*>(rows + e * 16) = uint4{0, 0, 0, 0};
         }
       }
       float sums[K];
@@ -296,7 +302,8 @@ __device__ void score_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared, ch
       fence_async_proxy();
       named_barrier(1 + group, 128);
       if (thread == 0) {
-        const uint32_t meta_at = shared + kMetaAt + (2 * group + rank) * kMetaBytes, bar = cluster_map(bars.p_full(group), other);
+        const uint32_t meta_at = shared + kMetaAt + (2 * group + rank) * kMetaBytes,
+                       bar = cluster_map(bars.p_full(group), other);
 #ifndef K3_APART
         mbar_wait(bars.inbox_read(group), parity);
 #endif
@@ -315,7 +322,8 @@ __device__ void score_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared, ch
       turn.advance(kColumns);
       ++number;
     }
-    if (end - begin == 1 && lane == 0 && (number & 1) == group) mbar_arrive(bars.query_empty());  // the scorer without a tile
+    if (end - begin == 1 && lane == 0 && (number & 1) == group)
+      mbar_arrive(bars.query_empty());  // the scorer without a tile
     // The sums of the segment, by the scorer of its last tile.
     const int last = (number - 1) & 1;
     named_barrier(3, 256);
@@ -350,7 +358,8 @@ __device__ void score_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared, ch
         p.args.lse[s.row0 + row] = sum > 0 ? (reference[thread] + log2f(sum)) * kLn2 : -INFINITY;
       }
     }
-    if (thread == 0) *reinterpret_cast<Target*>(base + kTargetAt) = {s.row0, s.rows, whole ? -1 : mla_part_slot(worker, s.begin == 0)};
+    if (thread == 0)
+      *reinterpret_cast<Target*>(base + kTargetAt) = {s.row0, s.rows, whole ? -1 : mla_part_slot(worker, s.begin == 0)};
     fence_async_proxy();
     named_barrier(1 + group, 128);
     if (thread == 0) {
@@ -358,7 +367,8 @@ __device__ void score_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared, ch
       cluster_copy(cluster_map(at, other), at, kMetaBytes, cluster_map(bars.sums_full(), other));
       mbar_expect(bars.sums_full(), kMetaBytes);
       if (rank == 0 && !whole && s.begin == 0) {
-        p.parts.splits[worker] = {s.request * p.config.row_tiles + s.row_tile, mla_last_worker(s.at, s.tiles, w.share) - worker + 1};
+        p.parts.splits[worker] = {s.request * p.config.row_tiles + s.row_tile,
+                                  mla_last_worker(s.at, s.tiles, w.share) - worker + 1};
       }
     }
   }
@@ -406,7 +416,8 @@ __device__ void value_role(const MlaDecodeLaunch& p, uint32_t shared, const char
     for (int i = 0; i < 2; ++i) {
       const uint64_t a = desc_128(shared + kRingAt + at * kBlockBytes);
 #pragma unroll
-      for (int k = 0; k < 4; ++k) Wgmma<kN>::template ss<1, 0>(acc[i], a + 128 * k, b + 2 * k, k > 0 || (flag & kFirst) == 0);
+      for (int k = 0; k < 4; ++k)
+        Wgmma<kN>::template ss<1, 0>(acc[i], a + 128 * k, b + 2 * k, k > 0 || (flag & kFirst) == 0);
       wgmma_commit();
       at = later(at, 2);
     }
@@ -425,12 +436,14 @@ __device__ void value_role(const MlaDecodeLaunch& p, uint32_t shared, const char
     const Target target = *reinterpret_cast<const Target*>(base + kTargetAt);
     const int warp = static_cast<int>(threadIdx.x) / 32 % 4;
     if (target.slot >= 0) {
-      float4* part = reinterpret_cast<float4*>(p.parts.acc) + static_cast<int64_t>(target.slot) * (kN * kLatent / 4) + threadIdx.x % 128;
+      float4* part = reinterpret_cast<float4*>(p.parts.acc) + static_cast<int64_t>(target.slot) * (kN * kLatent / 4) +
+                     threadIdx.x % 128;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
 #pragma unroll
         for (int j = 0; j < kN / 8; ++j) {
-          part[((4 * rank + 2 * i + group) * (kN / 8) + j) * 128] = {acc[i][4 * j], acc[i][4 * j + 1], acc[i][4 * j + 2], acc[i][4 * j + 3]};
+          part[((4 * rank + 2 * i + group) * (kN / 8) + j) * 128] = {acc[i][4 * j], acc[i][4 * j + 1], acc[i][4 * j + 2],
+                                                                     acc[i][4 * j + 3]};
         }
       }
       continue;
@@ -474,10 +487,10 @@ __global__ void __launch_bounds__(kThreads, 1) decode(const __grid_constant__ Ml
   cluster_sync();  // nothing is sent to a barrier that is not there yet
   const int role = uniform(static_cast<int>(threadIdx.x) / 128), rank = static_cast<int>(blockIdx.x) % 2;
   if (role == 4) {
-    fewer_registers<32>();
+    fewer_registers<40>();
     if (threadIdx.x == 512) copy_role(p, w, shared, rank);
   } else if (role >= 2) {
-    fewer_registers<96>();
+    fewer_registers<88>();
     score_role(p, w, shared, memory, rank, role - 2);
   } else {
     more_registers<128>();
@@ -495,8 +508,11 @@ int mla_decode_apart_launch
 int mla_decode_halves_launch
 #endif
     (const MlaDecodeLaunch& p, cudaStream_t stream) {
-  const LaunchOptions options{.grid = dim3(static_cast<unsigned>(p.config.workers * 2)), .block = dim3(kThreads), .shared_bytes = kBytes,
-                              .cluster = 2, .dependent = true};
+  const LaunchOptions options{.grid = dim3(static_cast<unsigned>(p.config.workers * 2)),
+                              .block = dim3(kThreads),
+                              .shared_bytes = kBytes,
+                              .cluster = 2,
+                              .dependent = true};
   return launch(decode, options, stream, p);
 }
 
