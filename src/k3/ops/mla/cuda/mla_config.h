@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cstdlib>
 
 #include "k3/ops/mla/cuda/mla_cuda.h"
 
@@ -25,7 +24,6 @@ inline MlaDecodeConfig mla_decode_config(int64_t heads, int64_t max_query_tokens
                                {96, 1, true, 4300},  {64, 2, false, 5840}};
   int64_t best = -1;
   for (const Shape& s : kShapes) {
-    if (s.halves && std::getenv("K3_OLD_MLA") != nullptr) continue;
     const int64_t tiles = (rows + s.row_tile * s.pair - 1) / (s.row_tile * s.pair);
     // A second walk over the tiles of a request costs no less than loading them again.
     const int64_t cost = tiles * s.cycles + (tiles - 1) * 1000;

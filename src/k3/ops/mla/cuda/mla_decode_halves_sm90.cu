@@ -1,5 +1,5 @@
 // Absorbed decode on Hopper for 96 query rows: a cluster of two blocks shares each tile, each holding half of the latent
-// columns (and half of the shared key) of tile and query, so that the tile is read once, four fit where one and a half
+// columns (and half of the shared key) of tile and query, so that the tile is read once, nearly three fit where two
 // would, and every product has N = 96. Per tile and block:
 //   partial scores^T [64, 96] over its 288 columns     a warpgroup; two of them take alternate tiles
 //   the other block's 48 rows of them are sent there, those of its own are added to what comes from there
@@ -17,20 +17,13 @@ namespace {
 constexpr int kN = 96, kMine = kN / 2, kThreads = 640, kColumns = 5;  // kColumns: blocks of a tile, the shared key first
 constexpr int kQueryBlock = kN * 128, kInbox = kMine * 64 * 4, kPBytes = kN * 128, kPHalf = kMine * 128, kMetaBytes = 256;
 
-#ifdef K3_APART
 constexpr int kRing = 14, kPAt = kColumns * kQueryBlock, kInboxAt = kPAt + 2 * kPBytes, kRingAt = kInboxAt + 2 * kInbox;
-#else
-// A scorer's inbox lies where its p will be.
-constexpr int kRing = 17, kPAt = kColumns * kQueryBlock, kInboxAt = kPAt, kRingAt = kPAt + 2 * kPBytes;
-#endif
-static_assert(kInbox == kPBytes);
 constexpr int kMetaAt = kRingAt + kRing * kBlockBytes;  // [2 buffers][2 halves]: factors [48], flag
 constexpr int kSumsAt = kMetaAt + 4 * kMetaBytes;       // [2 halves]: 1 / l [48]
 constexpr int kFloatsAt = kSumsAt + 2 * kMetaBytes;     // reference, limit [48]; cross [2, 4, 48]
 constexpr int kTargetAt = kFloatsAt + 10 * kMine * 4;
-constexpr int kBarsAt =
-    kTargetAt + 16;  // full, empty [ring]; inbox full, read there, p full, p empty [2]; query full, empty; sums full
-constexpr int kBytes = kBarsAt + (2 * kRing + 11) * 8;
+constexpr int kBarsAt = kTargetAt + 16;  // full, empty [ring]; inbox, p full, p empty [2]; query full, empty; sums full
+constexpr int kBytes = kBarsAt + (2 * kRing + 9) * 8;
 static_assert(kBytes <= 232448 && kPAt % 1024 == 0 && kRingAt % 1024 == 0);
 
 struct Bars {
@@ -43,7 +36,6 @@ struct Bars {
   __device__ __forceinline__ uint32_t query_full() const { return base + 8 * (2 * kRing + 6); }
   __device__ __forceinline__ uint32_t query_empty() const { return base + 8 * (2 * kRing + 7); }
   __device__ __forceinline__ uint32_t sums_full() const { return base + 8 * (2 * kRing + 8); }
-  __device__ __forceinline__ uint32_t inbox_read(int i) const { return base + 8 * (2 * kRing + 9 + i); }
 };
 
 __device__ void copy_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared, int rank) {
@@ -156,11 +148,7 @@ __device__ void score_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared, ch
       }
       wgmma_commit();
       if (thread == 0) mbar_expect(bars.inbox(group), kInbox);
-#ifdef K3_APART
-      mbar_wait(bars.p_full(group), parity ^ 1);
-#else
-      mbar_wait(bars.p_empty(group), parity ^ 1);  // p, factors and flag of two tiles ago have been read, in both blocks
-#endif
+      mbar_wait(bars.p_full(group), parity ^ 1);  // the other block has read what this scorer sent it two tiles ago
       wgmma_wait<0>();
       if (lane == 0) {
         mbar_arrive(bars.empty(turn.slot));  // the shared key is not a value
@@ -190,13 +178,8 @@ __device__ void score_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared, ch
       }
       const int first_token = tile * kMlaTile, left = length - first_token;
       const bool first = tile == begin;
-#ifdef K3_APART
-      mbar_wait(bars.p_empty(group), parity ^ 1);
-      named_barrier(4 + group, 256);
-#else
+      mbar_wait(bars.p_empty(group), parity ^ 1);  // p, factors and flag of two tiles ago have been read, in both blocks
       named_barrier(4 + group, 256);               // the tile before has decided
-      if (thread == 0) mbar_arrive_cluster_relaxed(bars.inbox_read(group), other);
-#endif
       if (!first && (*flag(1 - group) & kRescale) != 0) {
 #pragma unroll
         for (int i = 0; i < kFolded<K>; ++i) {
@@ -304,9 +287,6 @@ __device__ void score_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared, ch
       if (thread == 0) {
         const uint32_t meta_at = shared + kMetaAt + (2 * group + rank) * kMetaBytes,
                        bar = cluster_map(bars.p_full(group), other);
-#ifndef K3_APART
-        mbar_wait(bars.inbox_read(group), parity);
-#endif
         cluster_copy(cluster_map(p_mine, other), p_mine, kPHalf, bar);
         cluster_copy(cluster_map(meta_at, other), meta_at, kMetaBytes, bar);
         mbar_expect(bars.p_full(group), kPHalf + kMetaBytes);
@@ -471,7 +451,6 @@ __global__ void __launch_bounds__(kThreads, 1) decode(const __grid_constant__ Ml
     }
     for (int i = 0; i < 2; ++i) {
       mbar_init(bars.inbox(i), 1);
-      mbar_init(bars.inbox_read(i), 1);
       mbar_init(bars.p_full(i), 1);
       mbar_init(bars.p_empty(i), 16);
     }
@@ -502,12 +481,7 @@ __global__ void __launch_bounds__(kThreads, 1) decode(const __grid_constant__ Ml
 
 }  // namespace
 
-#ifdef K3_APART
-int mla_decode_apart_launch
-#else
-int mla_decode_halves_launch
-#endif
-    (const MlaDecodeLaunch& p, cudaStream_t stream) {
+int mla_decode_halves_launch(const MlaDecodeLaunch& p, cudaStream_t stream) {
   const LaunchOptions options{.grid = dim3(static_cast<unsigned>(p.config.workers * 2)),
                               .block = dim3(kThreads),
                               .shared_bytes = kBytes,
