@@ -3,8 +3,8 @@
 //
 // One warp takes work from a counter and streams weights (bulk copies, A ring), one streams the rows (boxes of a tensor map,
 // B ring); two consumer warpgroups own 128 weight rows each: two products of 64 rows on one B tile. MXFP4 is decoded while
-// the products of the step before are in flight. BF16 is bound by L2: tiles of up to 176 rows, so that the rows of most
-// experts are one tile and weights are read once; the accumulators leave registers for the weights of one step.
+// the products of the step before are in flight. BF16 is bound by L2: tiles of up to 168 rows, so that the rows of most
+// experts are one tile and weights are read once; its products come in halves of a step, for which registers are left.
 #pragma once
 
 #include <cuda_bf16.h>
