@@ -330,4 +330,17 @@ __device__ __forceinline__ float rcp_approx(float x) {  // 1 ulp; of infinity 0
   return out;
 }
 
+// 16 bytes to another block's shared memory (addresses by cluster_map), counted by its barrier; bytes of this block's likewise,
+// from where ordinary stores were made visible by fence_async_proxy.
+__device__ __forceinline__ void cluster_store_async(uint32_t to, float4 v, uint32_t bar) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];\n" ::"r"(to),
+               "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(bar)
+               : "memory");
+}
+__device__ __forceinline__ void cluster_copy(uint32_t to, uint32_t from, uint32_t bytes, uint32_t bar) {
+  asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::"r"(to), "r"(from),
+               "r"(bytes), "r"(bar)
+               : "memory");
+}
+
 }  // namespace k3::ops::cuda

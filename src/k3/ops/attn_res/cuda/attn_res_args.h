@@ -34,7 +34,7 @@ struct AttnResSite {
   bool dependent = false;  // programmatic launch: only delta may come from the kernel right before
 };
 
-enum class AttnResKernel { small, large, any };
+enum class AttnResKernel { small, large, any, few };
 
 struct AttnResPlan {
   AttnResKernel kernel = AttnResKernel::any;

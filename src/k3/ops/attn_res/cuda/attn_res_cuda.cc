@@ -1,8 +1,7 @@
-#include "k3/ops/attn_res/cuda/attn_res_cuda.h"
-
 #include <algorithm>
 
 #include "k3/base/check.h"
+#include "k3/ops/attn_res/cuda/attn_res_cuda.h"
 
 namespace k3::ops::cuda {
 namespace {
@@ -27,6 +26,9 @@ AttnResPlan attn_res_plan(int64_t tokens, int64_t hidden, int sources, const Dev
     const auto threads = static_cast<int>(std::clamp<int64_t>(round_up(vectors, 32), 32, 512));
     const auto shared = static_cast<int>(hidden * 2 + (threads / 32 + 1) * sources * 8);
     return {AttnResKernel::any, 1, threads, static_cast<int>(tokens), 0, shared};
+  }
+  if (sources <= 2 && tokens > 2 * device.sm_count && vectors <= 1024) {
+    return {AttnResKernel::few, 1, static_cast<int>(round_up((vectors + 3) / 4, 32)), static_cast<int>(tokens), 0, 0};
   }
   const int64_t large_threads = round_up((vectors + 1) / 2, 32) + 32;  // two vectors a thread and a warp that loads
   const bool many = tokens > (vectors > 512 ? device.sm_count / 4 : 2 * device.sm_count);

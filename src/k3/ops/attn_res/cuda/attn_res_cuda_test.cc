@@ -1,7 +1,7 @@
 // The choice of a kernel, without a GPU.
-#include "k3/ops/attn_res/cuda/attn_res_cuda.h"
-
 #include <gtest/gtest.h>
+
+#include "k3/ops/attn_res/cuda/attn_res_cuda.h"
 
 namespace k3::ops::cuda {
 namespace {
@@ -21,6 +21,9 @@ TEST(AttnResPlan, FewTokensSpreadOverTheDeviceManyFillARing) {
           EXPECT_GE(int64_t{8} * plan.threads * plan.cluster, hidden);
           EXPECT_EQ(plan.grid, tokens * plan.cluster);
           EXPECT_LE(plan.cluster * plan.threads / 32, 72);  // partial sums in shared memory
+        } else if (plan.kernel == AttnResKernel::few) {
+          EXPECT_LE(plan.threads, 256);
+          EXPECT_GE(int64_t{32} * plan.threads, hidden);
         } else if (plan.kernel == AttnResKernel::large) {
           EXPECT_LE(plan.threads, 480);
           EXPECT_GE(int64_t{16} * (plan.threads - 32), hidden);

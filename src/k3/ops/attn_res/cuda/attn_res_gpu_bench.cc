@@ -218,6 +218,8 @@ const BenchRegistration registration("attn_res", [](Bench& bench) {
     }
   }
   for (const int cluster : {1, 2, 4}) site(bench, 8, 9, true, true, kAuto, cluster);
+  for (const int cluster : {2, 4}) site(bench, 8, 9, true, false, kAuto, cluster);
+  for (const int cluster : {2, 4}) site(bench, 1, 9, true, false, kAuto, cluster);
   for (const int64_t tokens : {1, 8}) chain(bench, tokens);
   batched(bench, 8192, 8, 24);
   batched(bench, 8192, 4, 24);

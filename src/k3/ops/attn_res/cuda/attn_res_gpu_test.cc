@@ -61,9 +61,12 @@ AttnResPlan plan_of(const Case& c, int sources) {
   if (*c.kernel == AttnResKernel::any) {
     plan = attn_res_plan(c.tokens, c.hidden, 10, device);
   } else if (*c.kernel == AttnResKernel::large) {
-    plan = attn_res_plan(1'000'000, c.hidden, sources, device);
+    plan = attn_res_plan(1'000'000, c.hidden, std::max(sources, 3), device);
     plan.grid =
         static_cast<int>(std::min<int64_t>(plan.grid, std::max<int64_t>(1, c.tokens / 3)));  // several tokens a block
+  } else if (*c.kernel == AttnResKernel::few && sources <= 2) {
+    plan = attn_res_plan(1'000'000, c.hidden, sources, device);
+    plan.grid = static_cast<int>(c.tokens);
   }
   return plan;
 }
@@ -155,8 +158,9 @@ void report(const char* what, double worst) { fmt::print("{}: worst norm ratio {
 
 TEST(AttnResGpu, SanitizeSmallestShapes) {
   K3_NEEDS_GPU();
-  for (const AttnResKernel kernel : {AttnResKernel::small, AttnResKernel::large, AttnResKernel::any}) {
+  for (const AttnResKernel kernel : {AttnResKernel::small, AttnResKernel::large, AttnResKernel::any, AttnResKernel::few}) {
     for (const int64_t hidden : {8, 40, 264}) {
+      run({.tokens = 3, .hidden = hidden, .blocks = 1, .kernel = kernel});
       run({.tokens = 1, .hidden = hidden, .blocks = 2, .kernel = kernel});
       run({.tokens = 5, .hidden = hidden, .blocks = 3, .bank_out = true, .pad = 8, .kernel = kernel});
       run({.tokens = 2, .hidden = hidden, .blocks = 0, .kernel = kernel});
@@ -167,7 +171,7 @@ TEST(AttnResGpu, SanitizeSmallestShapes) {
 
 TEST(AttnResGpu, EveryNumberOfBlocksEveryKernel) {
   K3_NEEDS_GPU();
-  for (const AttnResKernel kernel : {AttnResKernel::small, AttnResKernel::large, AttnResKernel::any}) {
+  for (const AttnResKernel kernel : {AttnResKernel::small, AttnResKernel::large, AttnResKernel::any, AttnResKernel::few}) {
     double worst = 0;
     for (int blocks = 0; blocks <= 8; ++blocks) {
       for (const int64_t hidden : {128, 2304}) {
@@ -204,6 +208,8 @@ TEST(AttnResGpu, WidthOfK3) {
   }
   worst = std::max(worst, run({.tokens = 300, .hidden = 7168, .blocks = 4}));
   worst = std::max(worst, run({.tokens = 2, .hidden = 16384, .blocks = 3}));
+  worst = std::max(worst, run({.tokens = 270, .hidden = 7168, .blocks = 1, .norm_bf16 = true, .bank_out = true, .pad = 16}));
+  worst = std::max(worst, run({.tokens = 270, .hidden = 7168, .blocks = 0}));
   report("7168", worst);
 }
 

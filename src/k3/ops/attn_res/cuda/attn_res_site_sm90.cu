@@ -14,7 +14,7 @@ namespace {
 constexpr float kLog2E = 1.44269504F;
 constexpr int kMostRows = 9;
 constexpr int kMostPartials = 72;
-constexpr int kLargeThreads = 480, kLargeWarps = 14;
+constexpr int kLargeThreads = 480, kLargeWarps = 14, kFewThreads = 256;
 
 __device__ __forceinline__ const char* bytes(const void* p) { return static_cast<const char*>(p); }
 __device__ __forceinline__ const void* row_of(const void* p, int64_t stride, int64_t row, int64_t at = 0) {
@@ -86,16 +86,17 @@ __device__ __forceinline__ float score_of(const AttnResSite& s, float dot, float
 }
 
 // Sums over a cluster: every warp sends its partial sums to every block, whose barrier counts the bytes; nobody waits longer
-// than for what it needs. Three exchanges: the bank's rows (before the delta is there), P, the norm. A block alone uses its
-// own barrier.
+// than for what it needs. Three exchanges: the bank's rows (before the delta is there), P, the norm; where nothing comes
+// late, bank and P are one. A block alone uses its own barrier.
 struct SmallShared {
-  float bank[kMostPartials][16];  // (dot, squares) of 8 rows
+  float bank[kMostPartials][2 * kMostRows];  // (dot, squares) of the first exchange's rows
   float2 prefix[kMostPartials];
   float norm[kMostPartials];
   uint64_t bars[3];
 };
 
-template <int kRows, int kThreads>
+// kEarly: the kernel right before may still run, and only it makes delta.
+template <int kRows, int kThreads, bool kEarly>
 __global__ void __launch_bounds__(kThreads, 1) site_small(const __grid_constant__ AttnResSite s, int cluster) {
   __shared__ SmallShared shared;
   const int lane = threadIdx.x & 31, warps = blockDim.x / 32;
@@ -104,7 +105,7 @@ __global__ void __launch_bounds__(kThreads, 1) site_small(const __grid_constant_
   const int64_t token = blockIdx.x / cluster;
   const int64_t at = 8 * (static_cast<int64_t>(rank) * blockDim.x + threadIdx.x);
   const bool active = at < s.hidden, with_prefix = has_prefix(s);
-  constexpr int kLast = kRows - 1;
+  constexpr int kLast = kRows - 1, kFirst = kEarly ? kLast : kRows;  // rows of the first exchange
   uint4 x[kRows] = {};
   uint4 delta = {};
   float query[8] = {}, norm[8] = {};
@@ -117,12 +118,13 @@ __global__ void __launch_bounds__(kThreads, 1) site_small(const __grid_constant_
     } else if (s.prefix != nullptr) {
       x[kLast] = *static_cast<const uint4*>(row_of(s.prefix, s.prefix_stride, token, at));
     }
+    if (!kEarly && s.delta != nullptr) delta = *static_cast<const uint4*>(row_of(s.delta, s.delta_stride, token, at));
     load_floats(s.query + at, query);
     if (s.norm != nullptr) load_norm(s, at, norm);
   }
   const uint32_t bars = shared_address(shared.bars);
   if (threadIdx.x == 0) {
-    const uint32_t sent[3] = {static_cast<uint32_t>(slots) * 8 * kLast, static_cast<uint32_t>(slots) * 8,
+    const uint32_t sent[3] = {static_cast<uint32_t>(slots) * 8 * kFirst, static_cast<uint32_t>(slots) * 8,
                               static_cast<uint32_t>(slots) * 4};
     for (int i = 0; i < 3; ++i) mbar_init(bars + 8 * i, 1);
     mbar_init_fence();
@@ -130,62 +132,79 @@ __global__ void __launch_bounds__(kThreads, 1) site_small(const __grid_constant_
   }
   __syncthreads();
   if (cluster > 1) cluster_arrive();  // nobody sends to a block that has not begun
-  float dot = 0, squares = 0;         // of source `lane`
-  if constexpr (kLast > 0) {
-    float v[2 * kLast] = {};
+  const auto take_delta = [&] {
+    pdl_wait();
+    if (!with_prefix || !active) return;
+    if (s.delta != nullptr) {
+      if (kEarly) delta = *static_cast<const uint4*>(row_of(s.delta, s.delta_stride, token, at));
+      x[kLast] = s.prefix != nullptr ? add8(x[kLast], delta) : delta;
+    }
+    if (s.prefix_out != nullptr) store_row(s.prefix_out, s.prefix_out_stride, token, at, x[kLast]);
+    if (s.bank_out != nullptr) store_row(s.bank_out, s.bank_out_stride, token, at, x[kLast]);
+  };
+  if constexpr (!kEarly) take_delta();
+  // The mix over the first rows, with weights e^(score - top): kEarly, all of it but the last source is known before delta.
+  float top = -INFINITY, mass = 0, h[8] = {};
+  if constexpr (kFirst > 0) {
+    float v[2 * kFirst] = {};
 #pragma unroll
-    for (int r = 0; r < kLast; ++r) score8(x[r], query, v[r], v[kLast + r]);
+    for (int r = 0; r < kFirst; ++r) score8(x[r], query, v[r], v[kFirst + r]);
     const float sum = warp_sums(v);
     if (cluster > 1) cluster_wait();
     if (cluster == 1) {
-      if (lane < 2 * kLast) shared.bank[slot][lane] = sum;
+      if (lane < 2 * kFirst) shared.bank[slot][lane] = sum;
       __syncthreads();
     } else {
-      if (lane < 2 * kLast) {
+      if (lane < 2 * kFirst) {
         const uint32_t to = shared_address(&shared.bank[slot][lane]);
         for (int c = 0; c < cluster; ++c) cluster_send(cluster_map(to, c), cluster_map(bars, c), sum);
       }
       mbar_wait(bars, 0);
     }
-    if (lane < kLast) {
+    float dot = 0, squares = 0, score = -INFINITY, of_lane = 1;  // of source `lane`
+    if (lane < kFirst) {
 #pragma unroll 8
-      for (int i = 0; i < slots; ++i) dot += shared.bank[i][lane], squares += shared.bank[i][kLast + lane];
+      for (int i = 0; i < slots; ++i) dot += shared.bank[i][lane], squares += shared.bank[i][kFirst + lane];
+      score = score_of(s, dot, squares);
     }
+    if (s.inter_max != nullptr && lane == 0) score = s.inter_max[token], of_lane = s.inter_sum[token];
+    top = warp_max(score);
+    const float e = exp2_approx((score - top) * kLog2E);
+    mass = warp_sum(e * of_lane);
+    const float scale = kEarly ? e : e / mass;
+#pragma unroll
+    for (int r = 0; r < kFirst; ++r) mix8(x[r], __shfl_sync(0xFFFFFFFFU, scale, r), h);
   } else if (cluster > 1) {
     cluster_wait();
   }
 
-  pdl_wait();
-  if (with_prefix && active) {
-    if (s.delta != nullptr) {
-      delta = *static_cast<const uint4*>(row_of(s.delta, s.delta_stride, token, at));
-      x[kLast] = s.prefix != nullptr ? add8(x[kLast], delta) : delta;
+  if constexpr (kEarly) {
+    take_delta();
+    float last_dot = 0, last_squares = 0;
+    score8(x[kLast], query, last_dot, last_squares);
+    last_dot = warp_sum(last_dot), last_squares = warp_sum(last_squares);
+    if (cluster == 1) {
+      if (lane == 0) shared.prefix[slot] = {last_dot, last_squares};
+      __syncthreads();
+    } else {
+      if (lane < cluster) {
+        cluster_send(cluster_map(shared_address(&shared.prefix[slot]), lane), cluster_map(bars + 8, lane), last_dot,
+                     last_squares);
+      }
+      mbar_wait(bars + 8, 0);
     }
-    if (s.prefix_out != nullptr) store_row(s.prefix_out, s.prefix_out_stride, token, at, x[kLast]);
-    if (s.bank_out != nullptr) store_row(s.bank_out, s.bank_out_stride, token, at, x[kLast]);
-  }
-  float last_dot = 0, last_squares = 0;
-  score8(x[kLast], query, last_dot, last_squares);
-  last_dot = warp_sum(last_dot), last_squares = warp_sum(last_squares);
-  if (cluster == 1) {
-    if (lane == 0) shared.prefix[slot] = {last_dot, last_squares};
-    __syncthreads();
-  } else {
-    if (lane < cluster) {
-      cluster_send(cluster_map(shared_address(&shared.prefix[slot]), lane), cluster_map(bars + 8, lane), last_dot,
-                   last_squares);
-    }
-    mbar_wait(bars + 8, 0);
-  }
-  last_dot = 0, last_squares = 0;
-  for (int i = lane; i < slots; i += 32) last_dot += shared.prefix[i].x, last_squares += shared.prefix[i].y;
-  last_dot = warp_sum(last_dot), last_squares = warp_sum(last_squares);
-  if (lane == kLast) dot = last_dot, squares = last_squares;
-  float weight[kRows];
-  weights_of<kRows>(s, token, score_of(s, dot, squares), weight);
-  float h[8] = {};
+    last_dot = 0, last_squares = 0;
+    for (int i = lane; i < slots; i += 32) last_dot += shared.prefix[i].x, last_squares += shared.prefix[i].y;
+    last_dot = warp_sum(last_dot), last_squares = warp_sum(last_squares);
+    float last_score = score_of(s, last_dot, last_squares), last_mass = 1;
+    if (kLast == 0 && s.inter_max != nullptr) last_score = s.inter_max[token], last_mass = s.inter_sum[token];
+    const float most = fmaxf(top, last_score);
+    const float bank_e = exp2_approx((top - most) * kLog2E), last_e = exp2_approx((last_score - most) * kLog2E);
+    const float inverse = 1 / (bank_e * mass + last_e * last_mass);
 #pragma unroll
-  for (int r = 0; r < kRows; ++r) mix8(x[r], weight[r], h);
+    for (int i = 0; i < 8; ++i) h[i] *= bank_e * inverse;
+    mix8(x[kLast], last_e * inverse, h);
+  }
   if (s.norm == nullptr) {
     if (active) store_row(s.out, s.out_stride, token, at, pack8(h));
     return;
@@ -339,6 +358,79 @@ __global__ void __launch_bounds__(kLargeThreads, 1) site_large(const __grid_cons
   }
 }
 
+// One or two sources and many tokens: a block a token, several blocks a multiprocessor, rows in registers as BF16.
+template <int kRows>
+__global__ void __launch_bounds__(kFewThreads, 4) site_few(const __grid_constant__ AttnResSite s) {
+  constexpr int kVectors = 4, kWarps = kFewThreads / 32;
+  __shared__ float part[kWarps][2 * kRows], norms[kWarps];
+  const int tid = threadIdx.x, lane = tid & 31, warp = tid / 32, warps = blockDim.x / 32;
+  const int vectors = static_cast<int>(s.hidden) / 8;
+  const int64_t token = blockIdx.x;
+  const bool with_prefix = has_prefix(s);
+  uint4 x[kRows][kVectors] = {}, delta[kVectors] = {};
+  const auto each = [&](auto&& take) {
+#pragma unroll
+    for (int c = 0; c < kVectors; ++c) {
+      const int64_t at = tid + c * static_cast<int>(blockDim.x);
+      if (at < vectors) take(c, 8 * at);
+    }
+  };
+  dependent_begin();
+  each([&](int c, int64_t at) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      if (r == kRows - 1 && with_prefix) continue;
+      x[r][c] = load_once(row_of(s.bank, s.bank_block_stride, r, s.bank_stride * token + at));
+    }
+    if (s.prefix != nullptr) x[kRows - 1][c] = *static_cast<const uint4*>(row_of(s.prefix, s.prefix_stride, token, at));
+    if (s.delta != nullptr) delta[c] = *static_cast<const uint4*>(row_of(s.delta, s.delta_stride, token, at));
+  });
+  float v[2 * kRows] = {};
+  each([&](int c, int64_t at) {
+    if (with_prefix) {
+      uint4& p = x[kRows - 1][c];
+      if (s.delta != nullptr) p = s.prefix != nullptr ? add8(p, delta[c]) : delta[c];
+      if (s.prefix_out != nullptr) store_row(s.prefix_out, s.prefix_out_stride, token, at, p);
+      if (s.bank_out != nullptr) store_row(s.bank_out, s.bank_out_stride, token, at, p);
+    }
+    float query[8];
+    load_floats(s.query + at, query);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) score8(x[r][c], query, v[r], v[kRows + r]);
+  });
+  const float sum_of_warp = warp_sums(v);
+  if (lane < 2 * kRows) part[warp][lane] = sum_of_warp;
+  __syncthreads();
+  float total = 0;
+  for (int w = 0; w < warps; ++w) total += lane < 2 * kRows ? part[w][lane] : 0;
+  const float total_squares = __shfl_down_sync(0xFFFFFFFFU, total, kRows);
+  float weight[kRows];
+  weights_of<kRows>(s, token, score_of(s, total, total_squares), weight);
+  const auto mixed = [&](int c, float(&h)[8]) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) mix8(x[r][c], weight[r], h);
+  };
+  float squares = 0, factor = 1;
+  if (s.norm != nullptr) {
+    each([&](int c, int64_t) {
+      float h[8] = {};
+      mixed(c, h);
+      squares = sum_squares8(h, squares);
+    });
+    squares = warp_sum(squares);
+    if (lane == 0) norms[warp] = squares;
+    __syncthreads();
+    const float sum = warp_sum(lane < warps ? norms[lane] : 0);
+    factor = rsqrtf(sum / static_cast<float>(s.hidden) + s.norm_eps);
+  }
+  each([&](int c, int64_t at) {
+    float h[8] = {}, norm[8] = {1, 1, 1, 1, 1, 1, 1, 1};
+    mixed(c, h);
+    if (s.norm != nullptr) load_norm(s, at, norm);
+    store_row(s.out, s.out_stride, token, at, normed8(h, factor, norm));
+  });
+}
+
 __global__ void __launch_bounds__(512) site_any(const __grid_constant__ AttnResSite s) {
   extern __shared__ __align__(128) uint8_t shared[];
   __shared__ float norms[16];
@@ -423,14 +515,15 @@ __global__ void __launch_bounds__(512) site_any(const __grid_constant__ AttnResS
 
 using SiteKernel = void (*)(AttnResSite, int);
 template <int kRows>
-SiteKernel pick_rows(const AttnResPlan& plan) {
+SiteKernel pick_rows(const AttnResPlan& plan, bool dependent) {
   if (plan.kernel == AttnResKernel::large) return site_large<kRows>;
-  return plan.threads > 448 ? site_small<kRows, 896> : site_small<kRows, 448>;  // registers
+  if (dependent) return plan.threads > 448 ? site_small<kRows, 896, true> : site_small<kRows, 448, true>;  // registers
+  return plan.threads > 448 ? site_small<kRows, 896, false> : site_small<kRows, 448, false>;
 }
 template <int... kRows>
-SiteKernel pick(const AttnResPlan& plan, int rows, std::integer_sequence<int, kRows...>) {
+SiteKernel pick(const AttnResPlan& plan, int rows, bool dependent, std::integer_sequence<int, kRows...>) {
   SiteKernel out = nullptr;
-  ((kRows + 1 == rows ? out = pick_rows<kRows + 1>(plan) : out), ...);
+  ((kRows + 1 == rows ? out = pick_rows<kRows + 1>(plan, dependent) : out), ...);
   return out;
 }
 
@@ -443,7 +536,8 @@ int attn_res_site_launch(const AttnResSite& site, const AttnResPlan& plan, void*
   options.dependent = site.dependent;
   auto* s = static_cast<cudaStream_t>(stream);
   if (plan.kernel == AttnResKernel::any) return launch(site_any, options, s, site);
-  SiteKernel kernel = pick(plan, sources, std::make_integer_sequence<int, kMostRows>());
+  if (plan.kernel == AttnResKernel::few) return launch(sources == 1 ? site_few<1> : site_few<2>, options, s, site);
+  SiteKernel kernel = pick(plan, sources, site.dependent, std::make_integer_sequence<int, kMostRows>());
   return launch(kernel, options, s, site, plan.kernel == AttnResKernel::small ? plan.cluster : plan.slots);
 }
 

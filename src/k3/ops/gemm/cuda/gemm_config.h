@@ -15,6 +15,7 @@
 namespace k3::ops::cuda {
 
 inline constexpr int kGemmRowTile = 16, kGemmKStep = 32, kGemmWarps = 8;
+inline constexpr int kWideRows = 128, kWideColumns = 64, kWideTokens = 128;
 
 // stream: BF16, few tokens, at the speed of memory, all parts in one launch; rows: any weights, read once for each 32
 // tokens; library: cuBLASLt, one launch a part.
@@ -60,6 +61,23 @@ constexpr RowsConfig rows_config(int64_t tokens, int64_t rows, int64_t in, int s
   } else if (least < 8 * wave) {  // the same number of bytes for every multiprocessor
     c.tiles = std::min(rows, (least + wave - 1) / wave * wave);
   }
+  return c;
+}
+
+// Whether the wide kernel takes several products, `rows` in all, in one launch in place of the library's `parts`. Measured
+// on an H200 (bench/gpu): its reads of x cost more than the library's, what it saves is launches and tails.
+constexpr bool gemm_wide_wins(int64_t tokens, int64_t rows, int parts, int64_t in) {
+  if (parts < 2 || tokens > kWideTokens || in % kWideColumns != 0) return false;
+  return tokens <= 32 || rows <= (tokens <= 64 ? 2048 : 1024) * int64_t{parts};
+}
+
+// The wide kernel: tiles of up to 128 rows, a block (or a cluster along K) on every multiprocessor.
+constexpr RowsConfig wide_config(int64_t rows, int64_t in, int sm_count) {
+  RowsConfig c;
+  c.row_tiles = kWideRows / kGemmRowTile;
+  const int64_t least = (rows + kWideRows - 1) / kWideRows;
+  while (c.cluster < 8 && least * c.cluster * 2 <= sm_count && in / kWideColumns >= 8 * c.cluster) c.cluster *= 2;
+  c.tiles = std::min(rows, std::max(least, int64_t{sm_count / c.cluster}));
   return c;
 }
 

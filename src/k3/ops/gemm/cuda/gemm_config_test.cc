@@ -69,5 +69,27 @@ TEST(GemmConfig, BucketsAreTheNextPowerOfTwo) {
   EXPECT_EQ(gemm_token_bucket(8193), 16384);
 }
 
+TEST(GemmConfig, SeveralProductsOfFewTokensAreOneLaunch) {
+  EXPECT_TRUE(gemm_wide_wins(32, 12288, 3, 2304));
+  EXPECT_FALSE(gemm_wide_wins(64, 12288, 3, 2304));
+  EXPECT_TRUE(gemm_wide_wins(64, 4608, 3, 7168));
+  EXPECT_FALSE(gemm_wide_wins(128, 4608, 3, 7168));
+  EXPECT_TRUE(gemm_wide_wins(128, 1536, 2, 7168));
+  EXPECT_FALSE(gemm_wide_wins(129, 1536, 2, 7168));
+  EXPECT_FALSE(gemm_wide_wins(32, 4096, 1, 2304));
+  EXPECT_FALSE(gemm_wide_wins(32, 4096, 2, 2336));
+}
+
+TEST(GemmConfig, WideTilesHoldTheirRows) {
+  for (const int64_t rows : {1, 127, 128, 129, 1536, 4096, 12288, 163840}) {
+    for (const int64_t in : {64, 1024, 2304, 7168}) {
+      const RowsConfig c = wide_config(rows, in, kSms);
+      EXPECT_GE(c.tiles * kWideRows, rows);
+      EXPECT_LE(c.tiles, rows);
+      EXPECT_TRUE(c.cluster == 1 || in / kWideColumns >= 4 * c.cluster);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace k3::ops::cuda

@@ -162,23 +162,48 @@ CudaStatus gemm_stream_cuda(const GemmArgs& args, const RowsConfig& config, Stre
   return {gemm_stream_launch(rows, config.row_tiles, config.token_tiles, args.dependent, stream)};
 }
 
+CudaStatus gemm_wide_cuda(const GemmArgs& args, const RowsConfig& config, Stream stream) {
+  check(args);
+  if (args.tokens == 0) return {};
+  const Rows rows = launch_of(args, Scheme::bf16, config);
+  if (rows.rows == 0) return {};
+  K3_CHECK(args.tokens <= kWideTokens && args.in % kWideColumns == 0 && codec_of(args, Scheme::bf16) == RowsCodec::bf16 &&
+               rows.rows == rows_of(args),
+           "x [{}, {}], stride {}", args.tokens, args.in, args.x_stride);
+  return {gemm_wide_launch(rows, args.dependent, stream)};
+}
+
 CudaStatus gemm_cuda(const GemmArgs& args, const GemmPlans* plans, Stream stream) {
   check(args);
   if (args.tokens == 0) return {};
-  GemmArgs streamed = args, rest = args;
-  streamed.part_count = rest.part_count = 0;
+  GemmArgs streamed = args, rest = args, library = args;
+  streamed.part_count = rest.part_count = library.part_count = 0;
+  const auto add = [](GemmArgs& to, const GemmPart& part) { to.parts[static_cast<size_t>(to.part_count++)] = part; };
+  const auto by_library = [&](const GemmPart& part) {
+    return plans != nullptr &&
+           plans->run(shape_of(args, part), args.x, args.x_stride, part.w.data, part.y, part.y_stride, stream).ok();
+  };
   for (int i = 0; i < args.part_count;) {
     const Run run = run_from(args, i);
     i += run.parts;
     if (run.first.w.rows == 0) continue;
-    if (plans != nullptr && run.library) {
-      const GemmPart& part = run.first;
-      if (plans->run(shape_of(args, part), args.x, args.x_stride, part.w.data, part.y, part.y_stride, stream).ok()) continue;
-    }
     const bool streams =
         run.first.w.scheme == Scheme::bf16 && args.in % kGemmKStep == 0 && aligned_16(run.first.w.data) && x_aligned(args);
-    GemmArgs& to = streams ? streamed : rest;
-    to.parts[static_cast<size_t>(to.part_count++)] = run.first;
+    if (streams) {
+      add(run.library ? library : streamed, run.first);
+    } else if (!run.library || !by_library(run.first)) {
+      add(rest, run.first);
+    }
+  }
+  if (gemm_wide_wins(args.tokens, rows_of(library), library.part_count, args.in)) {
+    const CudaStatus status =
+        gemm_wide_cuda(library, wide_config(rows_of(library), args.in, device_info().sm_count), stream);
+    if (!status.ok()) return status;
+  } else {
+    for (int i = 0; i < library.part_count; ++i) {
+      const GemmPart& part = library.parts[static_cast<size_t>(i)];
+      if (!by_library(part)) add(streamed, part);
+    }
   }
   const auto config = [&](const GemmArgs& a, int most_row_tiles) {
     return rows_config(a.tokens, rows_of(a), a.in, device_info().sm_count, a.deterministic, most_row_tiles);

@@ -69,4 +69,7 @@ CudaStatus gemm_rows_cuda(const GemmArgs& args, const RowsConfig& config, Stream
 // The stream kernel, for BF16 parts: I a multiple of 32, rows of x and w aligned to 16 bytes.
 CudaStatus gemm_stream_cuda(const GemmArgs& args, const RowsConfig& config, Stream stream);
 
+// The wide kernel, for BF16 parts: at most 128 tokens, I a multiple of 64, rows of x and w aligned to 16 bytes.
+CudaStatus gemm_wide_cuda(const GemmArgs& args, const RowsConfig& config, Stream stream);
+
 }  // namespace k3::ops::cuda

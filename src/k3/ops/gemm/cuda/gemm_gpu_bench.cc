@@ -1,5 +1,5 @@
 // Dense products of Kimi-Linear and of one K3 rank of eight. gemm: what gemm_cuda takes, as a dependent launch; gemm_lt:
-// cuBLASLt alone; gemm_exact: deterministic.
+// cuBLASLt alone; gemm_wide: one wgmma launch for all parts; gemm_exact: deterministic.
 #include <algorithm>
 #include <map>
 #include <memory>
@@ -144,6 +144,13 @@ const BenchRegistration kGemm("gemm", [](Bench& bench) {
                       "cuBLASLt");
           }
         },
+        run.copies());
+  });
+  each(bench, "gemm_wide", {32, 64, 128}, [&](Run& run, int64_t) {
+    const RowsConfig config = wide_config(run.rows(), run.in(), device_info().sm_count);
+    bench.run(
+        run.line("gemm_wide", fmt::format("{} tiles, cluster {}", config.tiles, config.cluster)),
+        [&](cudaStream_t stream, int i) { gpu_check(gemm_wide_cuda(run.args(i, true), config, stream).code, "wide"); },
         run.copies());
   });
   each(bench, "gemm_exact", {8, 128, 1024}, [&](Run& run, int64_t) {

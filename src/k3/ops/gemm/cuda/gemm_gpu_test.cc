@@ -170,6 +170,40 @@ TEST(GemmGpu, StreamAgreesWithTheReferenceAndTheRowKernel) {
   }
 }
 
+void check_wide(const LinearCase& c, const RowsConfig& config, DType out, int64_t pad_x, int64_t pad_y, bool accumulate) {
+  const std::string what =
+      fmt::format("wide T {} I {} O {} {} {}", c.tokens, c.in, c.out, config_text(config), dtype_name(out));
+  Input x(c.tokens, c.in, c.in + pad_x, 3);
+  const BothWeight w(Scheme::bf16, c.out, c.in, 4);
+  const Output y(out, c.tokens, c.out, c.out + pad_y);
+  std::vector<float> added;
+  if (accumulate) y.fill(added = random_bf16(c.tokens * c.out, 5));
+  GemmArgs args{.x = x.device.data(), .tokens = c.tokens, .in = c.in, .x_stride = x.stride, .part_count = 1};
+  args.parts[0] = y.part(w.device(), accumulate);
+  ASSERT_TRUE(gemm_wide_cuda(args, config, nullptr).ok()) << what;
+  EXPECT_LE(worst(what, x, w.host, y, added), 1) << what;
+}
+
+TEST(GemmGpu, SanitizeWideTails) {
+  K3_NEEDS_GPU();
+  for (const LinearCase& c :
+       {LinearCase{1, 64, 1}, LinearCase{17, 192, 33}, LinearCase{40, 128, 130}, LinearCase{65, 192, 20}}) {
+    check_wide(c, wide_config(c.out, c.in, 4), DType::bf16, 8, 3, false);
+  }
+  check_wide({33, 320, 40}, {1, 8, 1, 8, 2}, DType::f32, 0, 0, true);
+}
+
+TEST(GemmGpu, WideAgreesWithTheReference) {
+  K3_NEEDS_GPU();
+  for (const LinearCase& c : {LinearCase{16, 2304, 70}, LinearCase{32, 1024, 128}, LinearCase{33, 1536, 200},
+                              LinearCase{64, 576, 300}, LinearCase{100, 320, 129}, LinearCase{128, 768, 60}}) {
+    for (const int cluster : {1, 2, 4, 8}) {
+      check_wide(c, {(c.out + 127) / 128, 8, 1, 8, cluster}, cluster == 1 ? DType::bf16 : DType::f32, 8, 5, cluster == 2);
+    }
+    check_wide(c, wide_config(c.out, c.in, 132), DType::bf16, 0, 0, false);
+  }
+}
+
 TEST(GemmGpu, SanitizeRowsTails) {
   K3_NEEDS_GPU();
   for (const Scheme scheme : {Scheme::bf16, Scheme::mxfp4, Scheme::i8}) {

@@ -45,4 +45,7 @@ int gemm_rows_launch(const Rows& rows, RowsCodec codec, bool x_aligned, int toke
 // BF16, I a multiple of 32, all rows aligned to 16 bytes. row_tiles: most rows of a tile over 16.
 int gemm_stream_launch(const Rows& rows, int row_tiles, int token_tiles, bool dependent, cudaStream_t stream);
 
+// The same with I a multiple of 64 and at most 128 tokens; tiles of up to 128 rows.
+int gemm_wide_launch(const Rows& rows, bool dependent, cudaStream_t stream);
+
 }  // namespace k3::ops::cuda

@@ -12,6 +12,7 @@ Status gemm_prepare(const GemmArgs&, GemmPlans&, Stream) {
   return fail(Code::unsupported, "this program was built without CUDA");
 }
 CudaStatus gemm_stream_cuda(const GemmArgs&, const RowsConfig&, Stream) { return kNoDevice; }
+CudaStatus gemm_wide_cuda(const GemmArgs&, const RowsConfig&, Stream) { return kNoDevice; }
 CudaStatus gemm_rows_cuda(const GemmArgs&, const RowsConfig&, Stream) { return kNoDevice; }
 
 struct GemmPlans::Impl {};

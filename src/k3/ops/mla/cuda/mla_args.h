@@ -73,11 +73,12 @@ struct MlaDecode {
 // What runs for a shape on a device.
 struct MlaDecodeConfig {
   bool hopper = false;
-  int row_tile = 0;   // query rows (token, head) a block holds
-  int pair = 1;       // blocks of a worker, each with its own row tile and half of the copying
-  int row_tiles = 0;  // times pair: of a request
-  int workers = 0;    // among which the cached tokens are divided
-  int min_tiles = 0;  // tiles of 64 tokens a worker takes at least of a request it shares
+  int row_tile = 0;     // query rows (token, head) a block holds
+  int pair = 1;         // blocks of a worker, each with its own row tile and half of the copying
+  bool halves = false;  // two blocks of a worker share row tile and cached tokens and have half of the columns each
+  int row_tiles = 0;    // times pair: of a request
+  int workers = 0;      // among which the cached tokens are divided
+  int min_tiles = 0;    // tiles of 64 tokens a worker takes at least of a request it shares
 };
 
 // Causal attention over expanded keys and values, packed: query i of request s (n of them) sees its keys < m - n + i + 1 of

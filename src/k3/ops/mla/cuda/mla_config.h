@@ -16,21 +16,26 @@ inline MlaDecodeConfig mla_decode_config(int64_t heads, int64_t max_query_tokens
   if (!c.hopper) return c;
   // Cycles of a tile of 64 tokens by the bandwidth of shared memory, which is what limits from 48 rows on.
   struct Shape {
-    int row_tile, pair, cycles;
+    int row_tile, pair;
+    bool halves;
+    int cycles;  // times multiprocessors
   };
-  constexpr Shape kShapes[] = {{16, 1, 1950}, {32, 1, 2250}, {48, 1, 2530}, {64, 1, 2850}, {48, 2, 2600}, {64, 2, 2920}};
+  constexpr Shape kShapes[] = {{16, 1, false, 1950}, {32, 1, false, 2250}, {48, 1, false, 2530}, {64, 1, false, 2850},
+                               {96, 1, true, 4300},  {64, 2, false, 5840}};
   int64_t best = -1;
   for (const Shape& s : kShapes) {
     const int64_t tiles = (rows + s.row_tile * s.pair - 1) / (s.row_tile * s.pair);
     // A second walk over the tiles of a request costs no less than loading them again.
-    const int64_t cost = tiles * s.pair * s.cycles + (tiles - 1) * 1000;
+    const int64_t cost = tiles * s.cycles + (tiles - 1) * 1000;
     if (best >= 0 && cost >= best) continue;
     best = cost;
     c.row_tile = s.row_tile;
     c.pair = s.pair;
+    c.halves = s.halves;
     c.row_tiles = static_cast<int>(tiles);
   }
-  c.workers = std::min<int>(std::max(device.sm_count, c.pair), kMlaMaxBlocks) / c.pair;
+  const int blocks = c.halves ? 2 : c.pair;
+  c.workers = std::min<int>(std::max(device.sm_count, blocks), kMlaMaxBlocks) / blocks;
   c.min_tiles = c.row_tile * c.pair >= 64 ? 2 : 1;
   return c;
 }

@@ -99,7 +99,7 @@ CudaStatus mla_decode_cuda(const MlaDecode& args, Stream stream) {
                                       .strides = {1, args.pages.row_stride, args.pages.page_stride},
                                       .box = {64, launch.box_tokens, 1}});
   }
-  if (code == 0) code = mla_decode_sm90_launch(launch, stream);
+  if (code == 0) code = c.halves ? mla_decode_halves_launch(launch, stream) : mla_decode_sm90_launch(launch, stream);
   if (code == 0) code = mla_merge_launch(launch, stream);
   return {code};
 }

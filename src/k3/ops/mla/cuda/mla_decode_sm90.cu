@@ -18,14 +18,12 @@
 #include "k3/ops/cuda/launch.cuh"
 #include "k3/ops/cuda/ptx.cuh"
 #include "k3/ops/cuda/wgmma.cuh"
-#include "k3/ops/mla/cuda/mla_launch.cuh"
-#include "k3/ops/mla/cuda/mla_split.h"
+#include "k3/ops/mla/cuda/mla_decode_common.cuh"
 
 namespace k3::ops::cuda {
 namespace {
 
-constexpr int kThreads = 512, kBlockBytes = 64 * 128, kColumns = 9;
-constexpr float kSlack = 10;
+constexpr int kThreads = 512, kColumns = 9;
 
 template <int N>
 constexpr int kRing = N == 64   ? 17
@@ -41,134 +39,8 @@ struct Layout {
   static constexpr int kFlag = kBars + (2 * kRing<N> + 5) * 8;
   static constexpr int kBytes = kFlag + 32;
 };
-// What the softmax tells the warpgroups of the values with each tile: one word; and at the end of a segment where it goes.
-constexpr int kRescale = 1, kFirst = 2, kLast = 4, kStop = 8;
-struct Target {
-  int row0, rows, slot;  // slot: of the part, -1: the request is whole
-};
 static_assert(Layout<64>::kBytes <= 232448 && Layout<48>::kBytes <= 232448);
 static_assert(Layout<32>::kBytes <= 232448 && Layout<16>::kBytes <= 232448);
-
-// Where a worker's share begins, and the walk over the requests in it.
-struct Walk {
-  int request, row_tile, at, lo, hi, share;
-};
-
-struct Segment {
-  int request, begin, end, tiles, length, tokens;
-  int row_tile, rows, row0;  // of this block
-  int at;
-};
-
-// The next request of the share with tiles and rows for this block. All roles call it in the same order.
-template <int kPair>
-__device__ __forceinline__ bool next_segment(const MlaDecodeLaunch& p, Walk& w, Segment& s) {
-  while (w.request < p.args.batch) {
-    s.length = p.args.lengths[w.request];
-    s.tiles = mla_tiles(s.length);
-    s.at = w.at;
-    if (w.at + kMlaOverhead >= w.hi) return false;
-    const MlaSegment range = mla_segment(w.at, s.tiles, w.lo, w.hi);
-    s.begin = range.begin;
-    s.end = range.end;
-    s.request = w.request;
-    const int skip_pair = w.row_tile * kPair * p.config.row_tile;
-    s.row_tile = w.row_tile * kPair + (kPair == 2 ? static_cast<int>(blockIdx.x) % 2 : 0);
-    w.at += s.tiles + kMlaOverhead;
-    if (++w.row_tile == p.config.row_tiles) {
-      w.row_tile = 0;
-      ++w.request;
-    }
-    if (s.begin == s.end) continue;
-    const int first =
-        p.args.offsets != nullptr ? p.args.offsets[s.request] : s.request * static_cast<int>(p.args.max_query_tokens);
-    s.tokens = p.args.offsets != nullptr ? p.args.offsets[s.request + 1] - first : static_cast<int>(p.args.max_query_tokens);
-    const int skip = s.row_tile * p.config.row_tile;
-    s.row0 = first * static_cast<int>(p.args.heads) + skip;
-    const int rows = s.tokens * static_cast<int>(p.args.heads);
-    s.rows = max(0, min(rows - skip, p.config.row_tile));
-    if (rows > skip_pair) return true;
-  }
-  return false;
-}
-
-template <int kPair>
-__device__ __forceinline__ int worker_of_block() {
-  return static_cast<int>(blockIdx.x) / kPair;
-}
-template <int kPair>
-__device__ __forceinline__ int part_slot(bool first_tile) {
-  return mla_part_slot(worker_of_block<kPair>(), first_tile) * kPair + static_cast<int>(blockIdx.x) % kPair;
-}
-
-// All threads. `scratch`: 24 ints of shared memory.
-template <int kPair>
-__device__ Walk find_share(const MlaDecodeLaunch& p, int* scratch) {
-  const int batch = static_cast<int>(p.args.batch), each = (batch + kThreads - 1) / kThreads;
-  const int begin = min(static_cast<int>(threadIdx.x) * each, batch), end = min(begin + each, batch);
-  const int row_tiles = p.config.row_tiles;
-  int cost = 0;
-  for (int b = begin; b < end; ++b) cost += (mla_tiles(p.args.lengths[b]) + kMlaOverhead) * row_tiles;
-  int sum = cost;
-  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
-#pragma unroll
-  for (int i = 1; i < 32; i <<= 1) {
-    const int other = __shfl_up_sync(0xFFFFFFFFU, sum, i);
-    if (lane >= i) sum += other;
-  }
-  if (lane == 31) scratch[warp] = sum;
-  __syncthreads();
-  int total = 0;
-  for (int i = 0; i < kThreads / 32; ++i) {
-    if (i < warp) sum += scratch[i];
-    total += scratch[i];
-  }
-  Walk w;
-  w.share = mla_share(total, p.config.workers, p.config.min_tiles);
-  w.lo = worker_of_block<kPair>() * w.share;
-  w.hi = min(w.lo + w.share, total);
-  int at = sum - cost;
-  if (threadIdx.x == 0) {  // nobody's: an idle block
-    scratch[16] = batch;
-    scratch[17] = 0;
-    scratch[18] = 0;
-  }
-  __syncthreads();
-  if (at <= w.lo && w.lo < sum) {
-    int b = begin;
-    for (;; ++b) {
-      const int one = mla_tiles(p.args.lengths[b]) + kMlaOverhead;
-      if (w.lo < at + one * row_tiles) {
-        const int tile = (w.lo - at) / one;
-        scratch[16] = b;
-        scratch[17] = tile;
-        scratch[18] = at + tile * one;
-        break;
-      }
-      at += one * row_tiles;
-    }
-  }
-  __syncthreads();
-  w.request = scratch[16];
-  w.row_tile = scratch[17];
-  w.at = scratch[18];
-  __syncthreads();
-  return w;
-}
-
-// A position in the ring of barriers.
-template <int kCount>
-struct Turn {
-  int slot = 0;
-  uint32_t parity = 0;
-  __device__ __forceinline__ void advance(int by = 1) {
-    slot += by;
-    if (slot >= kCount) {
-      slot -= kCount;
-      parity ^= 1;
-    }
-  }
-};
 
 template <int N>
 struct Bars {
@@ -182,18 +54,6 @@ struct Bars {
   __device__ __forceinline__ uint32_t sums_full() const { return base + 16 * kRing<N> + 32; }
 };
 
-// A warp has done with a block of the ring.
-template <int kPair>
-__device__ __forceinline__ void release_block(uint32_t bar, int lane) {
-  if constexpr (kPair == 2) {
-    if (lane < 2) mbar_arrive_cluster_relaxed(bar, static_cast<uint32_t>(lane));
-  } else {
-    if (lane == 0) mbar_arrive(bar);
-  }
-}
-
-__device__ __forceinline__ uint64_t desc_128(uint32_t address) { return make_desc(address, 16, 1024, Swizzle::bytes_128); }
-
 // ---- the copies: one thread ----
 
 template <int N, int kPair>
@@ -205,7 +65,7 @@ __device__ void copy_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared) {
   // This block's boxes of a tile: all, or half of them.
   const int rank = static_cast<int>(blockIdx.x) % kPair, box_tokens = p.box_tokens, boxes = kMlaTile / box_tokens / kPair;
   const int page_tokens = static_cast<int>(p.args.pages.page_tokens), box_bytes = box_tokens * 128;
-  while (next_segment<kPair>(p, w, s)) {
+  while (next_segment<kPair, false>(p, w, s)) {
     mbar_wait(bars.query_empty(), query_parity ^ 1);
     query_parity ^= 1;
     mbar_expect(bars.query_full(), kColumns * N * 128);
@@ -260,51 +120,6 @@ __device__ void copy_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared) {
 
 // ---- scores and softmax: one warpgroup ----
 
-// Sums over the 8 lanes with the same lane % 4, a part of the values for each lane while halving goes evenly.
-template <int K>
-__device__ __forceinline__ void fold(float (&v)[K], int lane) {
-  // in place: after a halving round only the first half counts
-  int bit = 4;
-  if constexpr (K % 2 == 0) {
-#pragma unroll
-    for (int i = 0; i < K / 2; ++i) {
-      const bool upper = (lane & bit) != 0;
-      const float send = upper ? v[i] : v[i + K / 2], keep = upper ? v[i + K / 2] : v[i];
-      v[i] = keep + __shfl_xor_sync(0xFFFFFFFFU, send, bit);
-    }
-  }
-  bit = 8;
-  if constexpr (K % 4 == 0) {
-#pragma unroll
-    for (int i = 0; i < K / 4; ++i) {
-      const bool upper = (lane & bit) != 0;
-      const float send = upper ? v[i] : v[i + K / 4], keep = upper ? v[i + K / 4] : v[i];
-      v[i] = keep + __shfl_xor_sync(0xFFFFFFFFU, send, bit);
-    }
-  }
-  bit = 16;
-  if constexpr (K % 8 == 0) {
-#pragma unroll
-    for (int i = 0; i < K / 8; ++i) {
-      const bool upper = (lane & bit) != 0;
-      const float send = upper ? v[i] : v[i + K / 8], keep = upper ? v[i + K / 8] : v[i];
-      v[i] = keep + __shfl_xor_sync(0xFFFFFFFFU, send, bit);
-    }
-  } else {
-#pragma unroll
-    for (int i = 0; i < K / 4; ++i) v[i] += __shfl_xor_sync(0xFFFFFFFFU, v[i], bit);
-  }
-}
-template <int K>
-constexpr int kFolded = K % 8 == 0 ? K / 8 : K / 4;
-// Which value the i-th of a lane's folded ones is.
-template <int K>
-__device__ __forceinline__ int folded_index(int i, int lane) {
-  int index = i + ((lane & 4) != 0 ? K / 2 : 0) + ((lane & 8) != 0 ? K / 4 : 0);
-  if constexpr (K % 8 == 0) index += (lane & 16) != 0 ? K / 8 : 0;
-  return index;
-}
-
 template <int N, int kPair>
 __device__ void score_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared, char* base) {
   constexpr int K = N / 4;
@@ -323,7 +138,7 @@ __device__ void score_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared, ch
   uint32_t query_parity = 0, p_parity = 0;
   Segment s;
   float l[kFolded<K>];
-  while (uniform(next_segment<kPair>(p, w, s)) != 0) {
+  while (uniform(next_segment<kPair, false>(p, w, s)) != 0) {
     const int window = uniform(s.length - s.tokens + 1), heads = static_cast<int>(p.args.heads),
               row0 = s.row_tile * p.config.row_tile;
     const int begin = uniform(s.begin), end = uniform(s.end), length = uniform(s.length);
@@ -496,38 +311,11 @@ __device__ void score_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared, ch
 template <int N>
 __device__ __forceinline__ void store_whole(const MlaDecodeLaunch& p, const Target& s, float (&acc)[4][N / 2],
                                             const float* inverse, int group, int warp, int lane) {
-  const int quad = lane % 4;
 #pragma unroll
   for (int j = 0; j < N / 8; ++j) {
-    const float2 inv = *reinterpret_cast<const float2*>(inverse + 8 * j + 2 * quad);
+    const float2 inv = *reinterpret_cast<const float2*>(inverse + 8 * j + 2 * (lane % 4));
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      float* v = acc[i] + 4 * j;
-      const int latent = 64 * (2 * i + group) + 16 * warp;
-      if (p.args.ol_f32) {
-        float* out =
-            static_cast<float*>(p.args.ol) + (static_cast<int64_t>(s.row0) + 8 * j + 2 * quad) * kLatent + latent + lane / 4;
-        if (8 * j + 2 * quad < s.rows) {
-          out[0] = v[0] * inv.x;
-          out[8] = v[2] * inv.x;
-        }
-        if (8 * j + 2 * quad + 1 < s.rows) {
-          out[kLatent] = v[1] * inv.y;
-          out[kLatent + 8] = v[3] * inv.y;
-        }
-      } else {
-        const uint32_t low = movmatrix_trans(pack_bf16(v[0] * inv.x, v[1] * inv.y));
-        const uint32_t high = movmatrix_trans(pack_bf16(v[2] * inv.x, v[3] * inv.y));
-        const bool odd = (lane & 1) != 0;
-        const uint32_t other = __shfl_xor_sync(0xFFFFFFFFU, odd ? low : high, 1);
-        if (8 * j + lane / 4 < s.rows) {
-          auto* out =
-              static_cast<__nv_bfloat16*>(p.args.ol) + (static_cast<int64_t>(s.row0) + 8 * j + lane / 4) * kLatent + latent;
-          // even lanes: latents 2 quad .. + 3; odd: 8 + 2 (quad - 1) .. + 3
-          *reinterpret_cast<uint2*>(out + (odd ? 6 + 2 * quad : 2 * quad)) = odd ? uint2{other, high} : uint2{low, other};
-        }
-      }
-    }
+    for (int i = 0; i < 4; ++i) store_rows(p.args, s, acc[i] + 4 * j, inv, 8 * j, 64 * (2 * i + group) + 16 * warp, lane);
   }
 }
 
@@ -660,7 +448,7 @@ int start(const MlaDecodeLaunch& p, cudaStream_t stream) {
 }  // namespace
 
 int mla_decode_sm90_launch(const MlaDecodeLaunch& p, cudaStream_t stream) {
-  if (p.config.pair == 2) return p.config.row_tile == 64 ? start<64, 2>(p, stream) : start<48, 2>(p, stream);
+  if (p.config.pair == 2) return start<64, 2>(p, stream);
   switch (p.config.row_tile) {
     case 16: return start<16, 1>(p, stream);
     case 32: return start<32, 1>(p, stream);

@@ -33,6 +33,7 @@ int latent_gather_launch(const LatentGather& args, cudaStream_t stream);
 int mla_absorb_launch(const MlaAbsorb& args, cudaStream_t stream);
 int mla_values_launch(const MlaValues& args, cudaStream_t stream);
 int mla_decode_sm90_launch(const MlaDecodeLaunch& args, cudaStream_t stream);
+int mla_decode_halves_launch(const MlaDecodeLaunch& args, cudaStream_t stream);  // config.halves
 int mla_merge_launch(const MlaDecodeLaunch& args, cudaStream_t stream);
 int mla_decode_any_launch(const MlaDecode& args, cudaStream_t stream);
 

@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(512) merge(const __grid_constant__ MlaDecodeLa
     const float4* acc = reinterpret_cast<const float4*>(p.parts.acc) + unit * 128 + thread % 128;
     const int64_t stride = static_cast<int64_t>(n) * (kLatent / 4);
     float4 sum = {0, 0, 0, 0};
-#pragma unroll 4
+#pragma unroll 8
     for (int i = group; i < count; i += 4) {
       const float4 v = acc[slot(i) * stride];
       const float2 f = *reinterpret_cast<const float2*>(&weights[i][2 * (thread % 4)]);

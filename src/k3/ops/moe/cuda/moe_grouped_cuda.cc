@@ -31,7 +31,7 @@ Parts parts_of(int64_t tokens, int64_t topk, int64_t experts, int64_t width, int
   };
   const int64_t slots = tokens * topk;
   p.header = take(sizeof(MoeGroupedHeader));
-  p.tiles = take(moe_max_tiles(tokens, topk, experts, kMoeGroupedRows) * static_cast<int64_t>(sizeof(MoeTile)));
+  p.tiles = take(moe_max_tiles(tokens, topk, experts, moe_grouped_rows(MoeWeights::mxfp4)) * static_cast<int64_t>(sizeof(MoeTile)));
   p.offsets = take((experts + 1) * 4);
   p.row_slot = take(slots * 4);
   p.slot_row = take(slots * 4);
@@ -136,7 +136,7 @@ CudaStatus moe_grouped_products_cuda(const MoeGroupedCuda& a, Stream stream) {
   if (a.tokens == 0) return {};
   const MoeExpertsCuda& w = a.weights;
   const Places at = places_of(a);
-  if (const int code = moe_grouped_tiles_launch({at.offsets, w.experts, at.header, at.tiles}, stream); code != 0)
+  if (const int code = moe_grouped_tiles_launch({at.offsets, w.experts, moe_grouped_rows(w.kind), at.header, at.tiles}, stream); code != 0)
     return {code};
   const auto run = w.kind == MoeWeights::mxfp4 ? moe_grouped_mxfp4_launch : moe_grouped_bf16_launch;
   const int blocks = device_info().sm_count;

@@ -9,6 +9,7 @@ namespace k3::ops::cuda {
 namespace {
 
 constexpr int kThreads = 1024;
+constexpr int kGatherEach = 4;  // pieces of 16 bytes a thread
 
 // One block; thread e has expert e. An expert's rows become tiles of nearly equal size, each a multiple of 8
 // but the last; `reserved`: its number among them, and 65,536 times how many they are.
@@ -16,7 +17,7 @@ __global__ void __launch_bounds__(kThreads) tiles_of(const MoeGroupedTiles p) {
   __shared__ int warp_total[kThreads / 32];
   const int e = static_cast<int>(threadIdx.x), lane = e % 32, warp = e / 32;
   const int begin = e < p.experts ? p.offsets[e] : 0, rows = e < p.experts ? p.offsets[e + 1] - begin : 0;
-  const int count = (rows + kMoeGroupedRows - 1) / kMoeGroupedRows;
+  const int count = (rows + p.most - 1) / p.most;
   int sum = count;  // inclusive over the warp
   for (int i = 1; i < 32; i *= 2) {
     const int below = __shfl_up_sync(0xFFFFFFFFU, sum, i);
@@ -38,25 +39,33 @@ __global__ void __launch_bounds__(kThreads) tiles_of(const MoeGroupedTiles p) {
   }
 }
 
-// A thread a group of 32 columns: column 8 t + 4 p + 2 h + i goes to 16 p + 8 h + 2 t + i.
+// Column 8 t + 4 p + 2 h + i goes to 16 p + 8 h + 2 t + i: in words of two columns, 4 x 4 words of a group of 32 are
+// transposed. Four lanes hold a group, lane t word 2 p + h.
 __global__ void gather(const MoeGroupedGather p) {
-  const int groups = (p.width + 31) / 32;
-  const int64_t at = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (at >= static_cast<int64_t>(p.rows) * groups) return;
-  const int64_t row = at / groups;
-  const int group = static_cast<int>(at % groups), slot = p.row_slot[row];
-  if (slot < 0) return;
-  const uint4* from =
-      reinterpret_cast<const uint4*>(static_cast<const __nv_bfloat16*>(p.z) + slot / p.topk * p.z_stride + group * 32);
-  uint4* to = static_cast<uint4*>(p.out) + at * 4;
-  uint32_t in[4][4];  // [t][2 p + h]
+  const int chunks = (p.width + 31) / 32 * 4, lane = static_cast<int>(threadIdx.x) % 4;
+  const int64_t count = static_cast<int64_t>(p.rows) * chunks,
+                block = static_cast<int64_t>(blockIdx.x) * kGatherEach * blockDim.x;
+  uint4 v[kGatherEach];
+  bool there[kGatherEach];
 #pragma unroll
-  for (int t = 0; t < 4; ++t) {
-    const uint4 v = group * 32 + 8 * t < p.width ? from[t] : uint4{};
-    in[t][0] = v.x, in[t][1] = v.y, in[t][2] = v.z, in[t][3] = v.w;
+  for (int k = 0; k < kGatherEach; ++k) {
+    const int64_t at = block + k * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x), row = at / chunks;
+    const int chunk = static_cast<int>(at - row * chunks), slot = at < count ? p.row_slot[row] : -1;
+    there[k] = slot >= 0;
+    v[k] = there[k] && chunk * 8 < p.width ? *reinterpret_cast<const uint4*>(static_cast<const __nv_bfloat16*>(p.z) +
+                                                                             slot / p.topk * p.z_stride + chunk * 8)
+                                           : uint4{};
   }
 #pragma unroll
-  for (int i = 0; i < 4; ++i) to[i] = {in[0][i], in[1][i], in[2][i], in[3][i]};
+  for (int k = 0; k < kGatherEach; ++k) {
+    uint4 w = v[k];
+    const bool odd = lane % 2 != 0, high = lane >= 2;
+    uint32_t a = __shfl_xor_sync(0xFFFFFFFFU, odd ? w.x : w.y, 1), b = __shfl_xor_sync(0xFFFFFFFFU, odd ? w.z : w.w, 1);
+    w = odd ? uint4{a, w.y, b, w.w} : uint4{w.x, a, w.z, b};
+    a = __shfl_xor_sync(0xFFFFFFFFU, high ? w.x : w.z, 2), b = __shfl_xor_sync(0xFFFFFFFFU, high ? w.y : w.w, 2);
+    w = high ? uint4{a, b, w.z, w.w} : uint4{w.x, w.y, a, b};
+    if (there[k]) static_cast<uint4*>(p.out)[block + k * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x)] = w;
+  }
 }
 
 // A block a token, 8 columns a thread.
@@ -129,9 +138,9 @@ int moe_grouped_tiles_launch(const MoeGroupedTiles& tiles, cudaStream_t stream) 
 }
 
 int moe_grouped_gather_launch(const MoeGroupedGather& p, cudaStream_t stream) {
-  const int64_t threads = static_cast<int64_t>(p.rows) * ((p.width + 31) / 32);
-  if (threads == 0) return 0;
-  return launch(gather, {.grid = static_cast<unsigned>((threads + 255) / 256), .block = 256}, stream, p);
+  const int64_t chunks = static_cast<int64_t>(p.rows) * ((p.width + 31) / 32) * 4, each = 256 * kGatherEach;
+  if (chunks == 0) return 0;
+  return launch(gather, {.grid = static_cast<unsigned>((chunks + each - 1) / each), .block = 256}, stream, p);
 }
 
 int moe_grouped_combine_launch(const MoeGroupedCombine& p, cudaStream_t stream) {

@@ -147,6 +147,8 @@ TEST(MoeGroupedCuda, RowsOfAnExpert) {
     check({.kind = kind, .width = 96, .hidden = 64, .rows = {72, 73, 80, 81, 88, 89, 96, 97, 104}}, 3);
     check({.kind = kind, .width = 96, .hidden = 64, .rows = {105, 112, 113, 120, 121, 128, 130, 257}}, 4);
     check({.kind = kind, .width = 96, .hidden = 64, .rows = {0, 0, 700, 0}}, 5);
+    check({.kind = kind, .width = 96, .hidden = 64, .rows = {136, 137, 144, 145, 152, 153, 160, 161, 167}}, 6);
+    check({.kind = kind, .width = 96, .hidden = 64, .rows = {168, 169, 176, 177, 335, 336, 337, 338}}, 7);
   }
 }
 

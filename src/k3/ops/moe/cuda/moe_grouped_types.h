@@ -8,7 +8,9 @@
 
 namespace k3::ops::cuda {
 
-constexpr int kMoeGroupedRows = 128;  // rows of a tile at most: the N side of wgmma
+constexpr int moe_grouped_rows(MoeWeights kind) {  // of a tile at most: the N side of wgmma
+  return kind == MoeWeights::bf16 ? 168 : 128;
+}
 constexpr int kMoeGroupedUnits = 16;  // units of 16 weight rows of a block: the M side, 256
 
 // At the start of the workspace; written by moe_grouped_tiles.
@@ -20,7 +22,7 @@ struct MoeGroupedHeader {
 
 struct MoeGroupedTiles {
   const int32_t* offsets = nullptr;  // [experts + 1]
-  int experts = 0;
+  int experts = 0, most = 0;  // most: rows of a tile, moe_grouped_rows
   MoeGroupedHeader* header = nullptr;
   MoeTile* tiles = nullptr;
 };

@@ -48,7 +48,17 @@ K3_HOST_DEVICE float sample_exp(float x) {
 // Weight of a logit against the best one of its row, and its integer mass: sums of 2^18 masses stay below 2^63.
 K3_HOST_DEVICE float sample_inverse(float temperature) { return 1.0F / (temperature > 1e-30F ? temperature : 1e-30F); }
 K3_HOST_DEVICE float sample_weight(float logit, float best, float inverse) { return sample_exp((logit - best) * inverse); }
-K3_HOST_DEVICE uint64_t sample_mass(float weight) { return static_cast<uint64_t>(weight * 17592186044416.0F); }  // 2^44
+// floor(weight * 2^44) for weights in [0, 1], by shifts: conversions to 64 bits are slow on the GPU.
+K3_HOST_DEVICE uint64_t sample_mass(float weight) {
+  union {
+    float value;
+    uint32_t bits;
+  } w;
+  w.value = weight;
+  const uint32_t down = 127 - (w.bits >> 23);  // the weight is m * 2^(-23 - down), m < 2^24
+  const uint64_t top = static_cast<uint64_t>((w.bits & 0x7FFFFF) | 0x800000) << 21;
+  return down < 45 ? top >> down : 0;
+}
 
 // Mass that the smallest set of top_p must reach; at least 1, so that the set is never empty.
 K3_HOST_DEVICE uint64_t sample_target(float top_p, uint64_t total) {

@@ -82,14 +82,10 @@ __device__ __forceinline__ uint32_t cluster_sum(uint32_t address) {
 // target.
 template <bool kMass>
 __device__ int guess_bin(Row& row, const Slice& slice, uint64_t target) {
-  float values[kBinsMine], sum = 0;
-#pragma unroll
-  for (int i = 0; i < kBinsMine; ++i) {  // bins of neighbours are neighbours; a thread's bins are in order
-    const int bin = kBinsMine * row.tid + i;
-    values[i] = 0;
-    if (bin >= kBins) continue;
+  // Merged first by neighbours: a warp's loads from another block are contiguous.
+  for (int bin = row.tid; bin < kBins; bin += kThreads) {
     const float count = static_cast<float>(cluster_sum(shared_address(slice.bins + bin)));
-    values[i] = count;
+    float value = count;
     if (kMass) {
       const float edge = __uint_as_float(kOne - (static_cast<uint32_t>(bin) << kBinBits));
       const float step =
@@ -97,8 +93,16 @@ __device__ int guess_bin(Row& row, const Slice& slice, uint64_t target) {
       const float below =
           bin < kExactBins ? static_cast<float>(cluster_sum(shared_address(slice.bins + kBins + bin))) * (1 << kExactShift)
                            : count * (1 << (kBinBits - 1));
-      values[i] = count * edge - below * step;
+      value = count * edge - below * step;
     }
+    slice.ids[bin] = __float_as_int(value);  // the lists are empty
+  }
+  __syncthreads();
+  float values[kBinsMine], sum = 0;
+#pragma unroll
+  for (int i = 0; i < kBinsMine; ++i) {
+    const int bin = kBinsMine * row.tid + i;
+    values[i] = bin < kBins ? __int_as_float(slice.ids[bin]) : 0;
     sum += values[i];
   }
   float running = sum;
@@ -136,20 +140,26 @@ __device__ Sums survey(Row& row, const Slice& slice, uint32_t low, uint32_t high
   if (row.tid == 0) row.s.fill = 0;
   __syncthreads();
   Sums sums{0, 0, 0};
-  const auto take = [&](float x, int j) {
-    const uint32_t key = search_key<kMass>(x);
-    const uint64_t value = key >= low ? search_value<kMass>(key) : 0;
-    if (key >= high) {
-      sums.above += value;
-    } else if (key >= low && j < slice.count) {
-      sums.inside += value;
-      ++sums.count;
-      const uint32_t at = atomicAdd(&row.s.fill, 1U);
-      if (at < kCandidates) slice.keys[at] = key, slice.ids[at] = slice.begin + j;
+  for_each_four(row, slice, [&](int j, const float4& x) {
+    const uint32_t keys[4] = {search_key<kMass>(x.x), search_key<kMass>(x.y), search_key<kMass>(x.z),
+                              search_key<kMass>(x.w)};
+    uint32_t inside = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      sums.above += keys[i] >= high ? search_value<kMass>(keys[i]) : 0;
+      inside |= keys[i] >= low && keys[i] < high && j + i < slice.count ? 1U << i : 0;
     }
-  };
-  for_each_four(row, slice,
-                [&](int j, const float4& x) { take(x.x, j), take(x.y, j + 1), take(x.z, j + 2), take(x.w, j + 3); });
+    if (inside == 0) return;
+    uint32_t at = atomicAdd(&row.s.fill, static_cast<uint32_t>(__popc(inside)));
+    sums.count += __popc(inside);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if ((inside >> i & 1) == 0) continue;
+      sums.inside += search_value<kMass>(keys[i]);
+      if (at < kCandidates) slice.keys[at] = keys[i], slice.ids[at] = slice.begin + j + i;
+      ++at;
+    }
+  });
   return row.reduce(sums);
 }
 
