@@ -1,8 +1,6 @@
 // Small models for tests of whole models on a GPU.
 #pragma once
 
-#include <gtest/gtest.h>
-
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -34,7 +32,7 @@ inline constexpr const char* kRandomConfig = R"json({"model_type":"kimi_linear",
 
 // Its folder.
 inline std::string write_random_model(ThreadPool& pool, const std::string& name = "k3_gpu_model") {
-  const std::string folder = testing::TempDir() + name;
+  const std::string folder = std::filesystem::temp_directory_path().string() + "/" + name;
   std::filesystem::create_directories(folder);
   K3_CHECK(write_file(folder + "/config.json", kRandomConfig).ok(), "{}", folder);
   K3_CHECK(write_random_checkpoint(load_config(folder).value(), folder, 3, 1, pool, {}).ok(), "{}", folder);
