@@ -1,12 +1,11 @@
-/* Purpose:  the CUDA kernels as plain C functions of one shared library (libk3kernels.so), for benches and programs of others.
- * Shapes:   those of the kernels: the fields say which; BF16 where nothing else is said, every pointer device memory. Structs of KDA and
- *           of the short convolution: kda_decode_args.h, kda_prefill_params.h, short_conv_args.h.
- * Units:    strides in elements.
- * Memory:   nothing is allocated or kept; workspaces as the *_workspace functions say, aligned to 256 bytes.
- * Threads:  any; everything is queued on the stream and may be captured in a graph.
- * Errors:   a cudaError_t, 0: launched. Arguments that no kernel takes end the program with a message (they are the caller's bug).
- * Source:   the contract of each kernel: ops/<op>/cuda/<op>_cuda.h; kernels.md.
- */
+// Purpose:  the CUDA kernels as plain C functions of one shared library (libk3kernels.so), for benches and programs of others.
+// Shapes:   those of the kernels: the fields say which; BF16 where nothing else is said, every pointer device memory. Structs of KDA and
+//           of the short convolution: kda_decode_args.h, kda_prefill_params.h, short_conv_args.h.
+// Units:    strides in elements.
+// Memory:   nothing is allocated or kept; workspaces as the *_workspace functions say, aligned to 256 bytes.
+// Threads:  any; everything is queued on the stream and may be captured in a graph.
+// Errors:   a cudaError_t, 0: launched. Arguments that no kernel takes end the program with a message (they are the caller's bug).
+// Source:   the contract of each kernel: ops/<op>/cuda/<op>_cuda.h; kernels.md.
 #pragma once
 
 #include <stdint.h>
