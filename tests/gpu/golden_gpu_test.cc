@@ -8,6 +8,7 @@
 
 #include <filesystem>
 
+#include "k3/ops/cuda/gpu_test_util.h"
 #include "tests/golden/golden_data.h"
 
 namespace k3::golden {
@@ -89,6 +90,10 @@ class GpuGolden : public testing::TestWithParam<const char*> {
         goldens_.push_back(std::move(g));
       }
     }
+    load();
+  }
+
+  void load() {
     LoadOptions options;
     options.device = Device{0};
     Result<Model> model = Model::load(source_path(folder_), test_pool(), options);
@@ -124,6 +129,17 @@ TEST_P(GpuGolden, WholeChunkedAndDecoded) {
     expect_close(all_logits(*model_, g.ids, kBf16, {5, 1, 17, 2, 16}), g, rounded, "chunks");
     expect_close(all_logits(*model_, g.ids, kBf16, {1}), g, rounded, "token by token");
     expect_close(all_logits(*model_, g.ids, {.policy = ops::Policy::bf16, .deterministic = true}, {16, 1, 7}), g, rounded, "deterministic");
+  }
+}
+
+// The kernels of GPUs before Hopper, which this GPU runs as well.
+TEST_P(GpuGolden, PlainKernels) {
+  const ops::cuda::PretendPlain plain;
+  load();
+  for (const Golden& g : goldens_) {
+    const Error rounded = error_of(whole_logits(model_of(folder_), g.ids, kBf16), g);
+    expect_close(whole_logits(*model_, g.ids, kBf16), g, rounded, "plain, whole");
+    expect_close(all_logits(*model_, g.ids, kBf16, {9, 1}), g, rounded, "plain, token by token");
   }
 }
 

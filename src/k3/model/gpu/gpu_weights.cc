@@ -214,6 +214,8 @@ Status check_gpu_config(const Config& c) {
 Result<WeightSet> load_weights_on(Device device, const Checkpoint& checkpoint, const Config& config, ThreadPool& pool,
                                   const LoadProgress& progress) {
   K3_TRY(check_gpu_config(config));
+  K3_TRY(set_current_device(device));
+  K3_TRY(ops::cuda::check_device());
   K3_TRY_ASSIGN(WeightSet set, Loader(device, checkpoint, config, pool, progress).run());
   K3_TRY(check_matrices(set));
   return set;

@@ -32,6 +32,7 @@ namespace cuda {
 OpState* new_op_state();
 void delete_op_state(OpState* state);
 Status take_error(OpState* state);
+Status check_device();               // unsupported: the current device is older than what kernels are built for
 bool tracing(const OpState* state);  // each op is waited for: nothing can be captured
 // Chooses the library's algorithm for a product of up to `tokens` rows by measuring; done before steps, never in one.
 Status prepare_product(OpState* state, const Weight& w, DType out, int64_t tokens, Stream stream);

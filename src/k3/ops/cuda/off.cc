@@ -21,6 +21,7 @@ namespace {
 OpState* new_op_state() { never(); }
 void delete_op_state(OpState*) {}
 Status take_error(OpState*) { never(); }
+Status check_device() { never(); }
 bool tracing(const OpState*) { never(); }
 Status prepare_product(OpState*, const Weight&, DType, int64_t, Stream) { never(); }
 ExpertBankBytes expert_bank_bytes(const ops::ExpertBank&) { never(); }
