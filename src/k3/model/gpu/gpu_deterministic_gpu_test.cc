@@ -65,6 +65,7 @@ TEST_P(GpuDeterministic, ChunksOfEverySizeAndContext) {
   Runner first = runner(1);
   const std::vector<float> whole = logits(first, ids, 200);
   ASSERT_TRUE(std::all_of(whole.begin(), whole.end(), [](float x) { return std::isfinite(x); }));
+  ASSERT_GT(*std::max_element(whole.begin(), whole.end()), 0.1F);
   for (const size_t piece : {200U, 64U, 7U, 1U}) {
     first.reset(0);
     EXPECT_EQ(logits(first, ids, piece), whole) << "pieces of " << piece;
@@ -181,6 +182,7 @@ TEST(GpuSteps, SanitizeWholeModels) {
         ASSERT_TRUE(step.ok()) << step.error().message;
         const Tensor logits = *step;
         EXPECT_TRUE(std::all_of(logits.f32(), logits.f32() + logits.size(), [](float x) { return std::isfinite(x); })) << name;
+        EXPECT_GT(*std::max_element(logits.f32(), logits.f32() + logits.size()), 0.1F) << name;
       }
     }
   }
