@@ -132,6 +132,20 @@ TEST_P(GpuGolden, WholeChunkedAndDecoded) {
   }
 }
 
+TEST_P(GpuGolden, ValidationLoss) {
+  if (folder_ != kTrained) GTEST_SKIP() << "random weights";
+  const nlohmann::json all = read_json(folder_ + "/golden/golden.json");
+  std::vector<int32_t> ids = ids_of(all["val_ids"]);
+  const int32_t last = ids.back();
+  ids.pop_back();
+  std::vector<float> logits = whole_logits(*model_, ids, kBf16);
+  logits.resize(logits.size() + logits.size() / ids.size());  // mean_nll takes a row for the last token and does not read it
+  ids.push_back(last);
+  const double nll = mean_nll(logits, ids);
+  fmt::print("validation: {:.4f}, golden {:.4f}\n", nll, all["val_mean_nll"].get<double>());
+  EXPECT_NEAR(nll, all["val_mean_nll"].get<double>(), kNll);
+}
+
 // The kernels of GPUs before Hopper, which this GPU runs as well.
 TEST_P(GpuGolden, PlainKernels) {
   const ops::cuda::PretendPlain plain;
