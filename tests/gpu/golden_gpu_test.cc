@@ -3,10 +3,13 @@
 // Tolerance of the trained model: logits within 3e-2 (norm ratio), argmax equal where the golden gap exceeds 0.25, mean nll within 0.02;
 // whole, chunked, decode and deterministic runs alike. Random checkpoints amplify BF16 (router margins of 2e-4: tokens go to other experts;
 // the CPU's policy bf16, which rounds nothing but inputs of products, is off by up to 0.5): their median row is held against that of the
-// CPU's policy bf16. A GPU rounds activations between ops as well: twice that, for independent errors of one size.
+// CPU's policy bf16. A GPU rounds up to four times where the CPU does once (inputs and outputs of a product, the convolution, the recurrence):
+// twice the error for independent ones, held in the geometric mean over the ten models; one model of some dozens of rows, in which a token
+// more or less goes to other experts, twice that.
 #include <fmt/format.h>
 
 #include <filesystem>
+#include <optional>
 
 #include "k3/ops/cuda/gpu_test_util.h"
 #include "tests/golden/golden_data.h"
@@ -15,7 +18,7 @@ namespace k3::golden {
 namespace {
 
 constexpr double kRatio = 3e-2, kGap = 0.25, kNll = 0.02;
-constexpr double kTimesPolicy = 2;
+constexpr double kTimesPolicy = 2, kTimesOneModel = 4;
 
 constexpr const char* kTrained = "models/k3-mini";
 
@@ -107,7 +110,8 @@ class GpuGolden : public testing::TestWithParam<const char*> {
     fmt::print("{} {}: ratio {:.2e} (CPU {:.2e}), median row {:.2e} ({:.2e}), argmax {} of {} ({}), nll {:+.4f} ({:+.4f})\n", golden.name, how,
                e.ratio, rounded.ratio, e.median, rounded.median, e.equal, e.clear, rounded.equal, e.nll, rounded.nll);
     if (folder_ != kTrained) {
-      EXPECT_LE(e.median, kTimesPolicy * rounded.median) << how;
+      EXPECT_LE(e.median, kTimesOneModel * rounded.median) << how;
+      log_times().push_back(std::log(e.median / rounded.median));
       return;
     }
     EXPECT_LE(e.ratio, kRatio) << golden.name << " " << how;
@@ -115,9 +119,50 @@ class GpuGolden : public testing::TestWithParam<const char*> {
     EXPECT_LE(std::abs(e.nll), kNll) << golden.name << " " << how;
   }
 
+  // Logits of every token, fed in pieces of these sizes, the last of which repeats.
+  std::vector<float> logits(const std::vector<int32_t>& ids, const std::vector<size_t>& pieces, bool deterministic = false) {
+    std::optional<Runner>& runner = runners_[deterministic ? 1 : 0];
+    if (!runner) {
+      RunnerOptions options;
+      options.ctx_tokens = 512;
+      options.chunk_tokens = 256;
+      options.deterministic = deterministic;
+      Result<Runner> made = Runner::create(*model_, test_pool(), options);
+      K3_CHECK(made.ok(), "{}", made.error().message);
+      runner.emplace(*std::move(made));
+    }
+    runner->reset(0);
+    std::vector<float> out;
+    size_t piece = 0;
+    for (size_t at = 0; at < ids.size();) {
+      const size_t count = std::min(ids.size() - at, pieces[std::min(piece++, pieces.size() - 1)]);
+      const StepInput input{0, std::span(ids).subspan(at, count), WantLogits::all};
+      Result<Tensor> rows = runner->step(std::span(&input, 1));
+      K3_CHECK(rows.ok(), "{}", rows.error().message);
+      out.insert(out.end(), rows->f32(), rows->f32() + rows->size());
+      at += count;
+    }
+    return out;
+  }
+
+  // Of all random models so far: logarithms of the GPU's error over the CPU's.
+  static std::vector<double>& log_times() {
+    static std::vector<double> all;
+    return all;
+  }
+  static void TearDownTestSuite() {
+    if (log_times().empty()) return;
+    double sum = 0;
+    for (const double x : log_times()) sum += x;
+    const double mean = std::exp(sum / static_cast<double>(log_times().size()));
+    fmt::print("median rows, GPU over CPU: {:.2f} in the geometric mean\n", mean);
+    EXPECT_LE(mean, kTimesPolicy);
+  }
+
   std::string folder_;
   std::vector<Golden> goldens_;
   std::unique_ptr<Model> model_;
+  std::optional<Runner> runners_[2];  // deterministic or not
 };
 
 const RunSetup kBf16{.policy = ops::Policy::bf16};
@@ -125,10 +170,10 @@ const RunSetup kBf16{.policy = ops::Policy::bf16};
 TEST_P(GpuGolden, WholeChunkedAndDecoded) {
   for (const Golden& g : goldens_) {
     const Error rounded = error_of(whole_logits(model_of(folder_), g.ids, kBf16), g);
-    expect_close(whole_logits(*model_, g.ids, kBf16), g, rounded, "whole");
-    expect_close(all_logits(*model_, g.ids, kBf16, {5, 1, 17, 2, 16}), g, rounded, "chunks");
-    expect_close(all_logits(*model_, g.ids, kBf16, {1}), g, rounded, "token by token");
-    expect_close(all_logits(*model_, g.ids, {.policy = ops::Policy::bf16, .deterministic = true}, {16, 1, 7}), g, rounded, "deterministic");
+    expect_close(logits(g.ids, {1000}), g, rounded, "whole");
+    expect_close(logits(g.ids, {5, 1, 17, 2, 16}), g, rounded, "chunks");
+    expect_close(logits(g.ids, {1}), g, rounded, "token by token");
+    expect_close(logits(g.ids, {16, 1, 7}, true), g, rounded, "deterministic");
   }
 }
 
@@ -138,10 +183,10 @@ TEST_P(GpuGolden, ValidationLoss) {
   std::vector<int32_t> ids = ids_of(all["val_ids"]);
   const int32_t last = ids.back();
   ids.pop_back();
-  std::vector<float> logits = whole_logits(*model_, ids, kBf16);
-  logits.resize(logits.size() + logits.size() / ids.size());  // mean_nll takes a row for the last token and does not read it
+  std::vector<float> got = logits(ids, {1000});
+  got.resize(got.size() + got.size() / ids.size());  // mean_nll takes a row for the last token and does not read it
   ids.push_back(last);
-  const double nll = mean_nll(logits, ids);
+  const double nll = mean_nll(got, ids);
   fmt::print("validation: {:.4f}, golden {:.4f}\n", nll, all["val_mean_nll"].get<double>());
   EXPECT_NEAR(nll, all["val_mean_nll"].get<double>(), kNll);
 }
@@ -152,8 +197,8 @@ TEST_P(GpuGolden, PlainKernels) {
   load();
   for (const Golden& g : goldens_) {
     const Error rounded = error_of(whole_logits(model_of(folder_), g.ids, kBf16), g);
-    expect_close(whole_logits(*model_, g.ids, kBf16), g, rounded, "plain, whole");
-    expect_close(all_logits(*model_, g.ids, kBf16, {9, 1}), g, rounded, "plain, token by token");
+    expect_close(logits(g.ids, {1000}), g, rounded, "plain, whole");
+    expect_close(logits(g.ids, {9, 1}), g, rounded, "plain, token by token");
   }
 }
 

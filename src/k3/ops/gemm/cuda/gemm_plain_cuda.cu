@@ -23,7 +23,13 @@ __device__ float weight_at(const PlainProduct& p, int64_t row, int column) {
   const int scale = p.scales[at / 32];
   // Factors below the normal numbers count as zero, as everywhere (i8 scales are those of values 64 times as large).
   if (p.codec == PlainCodec::i8) return scale > 6 ? ldexpf(static_cast<float>(static_cast<const int8_t*>(p.w)[at]), scale - 127 - 6) : 0;
-  return ldexpf(fp4(static_cast<const uint8_t*>(p.w)[at / 2] >> (4 * (at & 1)) & 15U), scale - 127);
+  // Codes lie in blocks of 128 columns: 16-bit word 8 q + i has in nibble n column 32 n + 8 q + i; a rest lies in the stored order.
+  const int block = column / 128 * 128, inside = column - block;
+  const auto* codes = static_cast<const uint8_t*>(p.w) + (row * p.in + block) / 2;
+  const bool whole = block + 128 <= p.in;
+  const int n = inside / 32, word = inside % 32;
+  const uint32_t byte = whole ? codes[2 * word + n / 2] : codes[inside / 2];
+  return ldexpf(fp4(byte >> (4 * (whole ? n & 1 : inside & 1)) & 15U), scale - 127);
 }
 
 __global__ void __launch_bounds__(kTile * kTile) product(const PlainProduct p) {
