@@ -6,7 +6,7 @@ usage() {
   cat <<'TEXT'
 usage: tools/gpu_check.sh [--sanitize | --only TOOL] [--tests FILTER] [--bench TEXT,TEXT | --no-bench] [BIN_DIR]
 
-BIN_DIR       folder with k3_gpu_test and k3_gpu_bench; without it the preset `cuda` is built into build/cuda
+BIN_DIR       folder with k3_gpu_test, k3_gpu_bench and, for racecheck, k3_gpu_racecheck_test; without it the preset `cuda` is built into build/cuda
 --sanitize    the *Sanitize* tests again under compute-sanitizer, memcheck and racecheck
 --only TOOL   nothing but those tests under memcheck or racecheck
 --tests       which tests (a GoogleTest filter); all without it
@@ -44,6 +44,7 @@ if [ -z "$bin" ]; then
   bin="$here/build/cuda"
   targets="k3_gpu_test"
   [ -n "$benches" ] && [ -z "$tools_only" ] && targets="$targets k3_gpu_bench"
+  [[ "$sanitize" == *racecheck* ]] && targets="$targets k3_gpu_racecheck_test"
   log=$(mktemp)
   # shellcheck disable=SC2086  # a list of words
   if ! (cd "$here" && cmake --preset cuda && timeout "$(left)" cmake --build --preset cuda --target $targets) > "$log" 2>&1; then
@@ -66,9 +67,16 @@ failed=0
 
 # run_tests NAME FILTER COMMAND...: runs the tests, leaves a line of the table in $out/table.
 run_tests() {
-  local name="$1" filter="$2" begin=$SECONDS code
+  local name="$1" filter="$2" begin=$SECONDS code program=k3_gpu_test
+  # The same tests with barriers that racecheck can follow (src/k3/ops/cuda/warp_arrive.cuh).
+  [ "$name" = racecheck ] && program=k3_gpu_racecheck_test
   shift 2
-  timeout "$(left)" "$@" "$bin/k3_gpu_test" --gtest_filter="$filter" --gtest_color=no > "$out/$name" 2>&1
+  if [ ! -x "$bin/$program" ]; then
+    echo "gpu_check.sh: no $program in $bin" >&2
+    failed=1
+    return
+  fi
+  timeout "$(left)" "$@" "$bin/$program" --gtest_filter="$filter" --gtest_color=no > "$out/$name" 2>&1
   code=$?
   local passed skipped broken
   passed=$(grep -c '^\[       OK \]' "$out/$name")

@@ -61,7 +61,8 @@ void add_other_compute(CLI::App& app, ComputeOptions& o) {
       ->check(CLI::IsMember({"policy", "int8"}))
       ->group(group);
   app.add_flag("--deterministic", o.deterministic,
-               "Same bits for a token whatever the chunking, the neighbours, the thread count and the memory")
+               "Same bits for a token whatever the chunking, the neighbours, the thread count and the memory (on a GPU a "
+               "token at a time: prompts take as long as decoding them would)")
       ->group(group);
   app.add_option("--ram", o.ram,
                  "Most memory to use, like 8GiB, or auto (what is free): weights that do not fit are read from disk as they "

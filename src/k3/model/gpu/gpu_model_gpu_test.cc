@@ -7,9 +7,8 @@
 #include <cmath>
 #include <filesystem>
 
-#include "k3/base/file.h"
 #include "k3/base/rng.h"
-#include "k3/model/init.h"
+#include "k3/model/gpu/gpu_model_test_util.h"
 #include "k3/model/model.h"
 
 namespace k3 {
@@ -21,35 +20,13 @@ namespace {
 constexpr double kTimesPolicy = 2;
 constexpr double kSameExperts = 3e-2;  // rows farther off than BF16 alone takes them (kernels.md 9) went to other experts
 
-bool gpu_present() { return device_memory(Device{0}).ok(); }
-
-// K3's kinds of layers, MXFP4 experts, AttnRes blocks of 3, the head sizes of the released models.
-constexpr const char* kConfig = R"json({"model_type":"kimi_linear","dtype":"bfloat16","hidden_size":256,
-"num_hidden_layers":9,"vocab_size":1024,"rms_norm_eps":1e-05,"hidden_act":"situ","num_attention_heads":4,"num_key_value_heads":4,
-"q_lora_rank":96,"kv_lora_rank":512,"qk_nope_head_dim":128,"qk_rope_head_dim":64,"v_head_dim":128,"mla_use_nope":true,"num_experts":4,
-"num_experts_per_token":4,"num_shared_experts":2,"moe_intermediate_size":64,"intermediate_size":512,"routed_scaling_factor":1.0,
-"moe_renormalize":true,"moe_router_activation_func":"sigmoid","use_grouped_topk":true,"num_expert_group":1,"topk_group":1,
-"moe_layer_freq":1,"first_k_dense_replace":1,"num_nextn_predict_layers":0,"bos_token_id":0,"eos_token_id":1,
-"tie_word_embeddings":false,"linear_attn_config":{"num_heads":4,"head_dim":128,"short_conv_kernel_size":4,
-"full_attn_layers":[4,8,9],"kda_layers":[1,2,3,5,6,7],"gate_lower_bound":-5.0,"use_full_rank_gate":true},
-"activation_situ_beta":4.0,"activation_situ_linear_beta":25.0,"mla_use_output_gate":true,"routed_expert_hidden_size":128,
-"latent_moe_use_norm":true,"attn_res_block_size":3,"max_position_embeddings":65536,"initializer_range":0.06,
-"topk_method":"noaux_tc","quantization_config":{"quant_method":"compressed-tensors","format":"mxfp4-pack-quantized",
-"config_groups":{"group_0":{"format":"mxfp4-pack-quantized","targets":["Linear"],"input_activations":null,"output_activations":null,
-"weights":{"num_bits":4,"type":"float","group_size":32,"strategy":"group","symmetric":true,"dynamic":false,"scale_dtype":"torch.uint8"}}},
-"ignore":[]}})json";
-
 class GpuModel : public testing::TestWithParam<std::string> {
  protected:
   void SetUp() override {
     if (!gpu_present()) GTEST_SKIP() << "no GPU";
     folder_ = GetParam();
     if (folder_ == "random") {
-      folder_ = testing::TempDir() + "k3_gpu_model";
-      std::filesystem::create_directories(folder_);
-      ASSERT_TRUE(write_file(folder_ + "/config.json", kConfig).ok());
-      const Config config = load_config(folder_).value();
-      ASSERT_TRUE(write_random_checkpoint(config, folder_, 3, 1, pool_, {}).ok());
+      folder_ = write_random_model(pool_);
     } else {
       folder_ = std::string(K3_SOURCE_DIR) + "/" + folder_;
       if (!std::filesystem::exists(folder_ + "/config.json")) GTEST_SKIP() << folder_ << " is not here";

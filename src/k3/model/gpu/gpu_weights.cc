@@ -245,34 +245,38 @@ Status check_matrices(const WeightSet& set) {
 }  // namespace
 
 Status check_gpu_config(const Config& c) {
-  const auto want = [](std::string_view name, int64_t have, int64_t need) -> Status {
-    if (have == need) return {};
-    return fail(Code::unsupported, "the GPU kernels want {} = {}, this model has {}; --device cpu runs it", name, need, have);
+  const auto within = [](std::string_view name, int64_t have, int64_t least, int64_t most) -> Status {
+    if (have >= least && have <= most) return {};
+    return fail(Code::unsupported, "the GPU kernels take {} of {} to {}, this model has {}; --device cpu runs it", name, least, most, have);
   };
   const auto multiple = [](std::string_view name, int64_t have, int64_t of) -> Status {
     if (have % of == 0) return {};
     return fail(Code::unsupported, "the GPU kernels want {} to be a multiple of {}, this model has {}; --device cpu runs it", name, of, have);
   };
-  bool kda = false, mla = false, moe = false;
+  bool kda = false, mla = false, moe = false, dense = false;
   for (int64_t l = 0; l < c.num_hidden_layers; ++l) {
     (c.is_kda(l) ? kda : mla) = true;
-    moe = moe || c.is_moe(l);
+    (c.is_moe(l) ? moe : dense) = true;
   }
   if (kda) {
-    K3_TRY(want("linear_attn_config.head_dim", c.kda_head_dim, 128));
-    K3_TRY(want("linear_attn_config.short_conv_kernel_size", c.short_conv_kernel_size, 4));
+    K3_TRY(within("linear_attn_config.head_dim", c.kda_head_dim, 1, 128));
+    K3_TRY(within("linear_attn_config.short_conv_kernel_size", c.short_conv_kernel_size, 2, 8));
   }
   if (mla) {
-    K3_TRY(want("qk_nope_head_dim", c.qk_nope_head_dim, 128));
-    K3_TRY(want("qk_rope_head_dim", c.qk_rope_head_dim, 64));
-    K3_TRY(want("v_head_dim", c.v_head_dim, 128));
-    K3_TRY(want("kv_lora_rank", c.kv_lora_rank, 512));
+    K3_TRY(within("kv_lora_rank", c.kv_lora_rank, 1, 8192));
+    K3_TRY(within("qk_rope_head_dim", c.qk_rope_head_dim, 0, 8192));
+    if (c.q_lora_rank) K3_TRY(multiple("q_lora_rank", *c.q_lora_rank, 8));
   }
   K3_TRY(multiple("hidden_size", c.hidden_size, 8));
+  K3_TRY(within("hidden_size", c.hidden_size, 8, 16384));
+  if (dense) K3_TRY(multiple("intermediate_size", c.intermediate_size, 8));
   if (moe) {
     const int64_t of = c.experts_mxfp4 ? 32 : 8;
     K3_TRY(multiple("moe_intermediate_size", c.moe_intermediate_size, of));
     K3_TRY(multiple("routed_expert_hidden_size", c.expert_width(), of));
+    K3_TRY(within("routed_expert_hidden_size", c.expert_width(), of, 8192));
+    K3_TRY(within("num_experts", c.num_experts, 1, 1024));
+    K3_TRY(within("num_experts_per_token", c.num_experts_per_token, 1, 16));
   }
   return {};
 }
@@ -280,6 +284,8 @@ Status check_gpu_config(const Config& c) {
 Result<WeightSet> load_weights_on(Device device, const Checkpoint& checkpoint, const Config& config, ThreadPool& pool,
                                   const LoadProgress& progress) {
   K3_TRY(check_gpu_config(config));
+  K3_TRY(set_current_device(device));
+  K3_TRY(ops::cuda::check_device());
   K3_TRY_ASSIGN(WeightSet set, Loader(device, checkpoint, config, pool, progress).run());
   K3_TRY(check_matrices(set));
   return set;

@@ -27,15 +27,22 @@ TEST(GpuConfig, OtherSizesAreRefusedByName) {
     EXPECT_EQ(status.error().code, Code::unsupported);
     EXPECT_NE(status.error().message.find(name), std::string::npos) << status.error().message;
   };
-  refused([](Config& c) { c.kda_head_dim = 64; }, "head_dim");
-  refused([](Config& c) { c.short_conv_kernel_size = 3; }, "short_conv_kernel_size");
-  refused([](Config& c) { c.qk_nope_head_dim = 64; }, "qk_nope_head_dim");
-  refused([](Config& c) { c.qk_rope_head_dim = 32; }, "qk_rope_head_dim");
-  refused([](Config& c) { c.v_head_dim = 64; }, "v_head_dim");
-  refused([](Config& c) { c.kv_lora_rank = 256; }, "kv_lora_rank");
+  refused([](Config& c) { c.kda_head_dim = 256; }, "head_dim");
+  refused([](Config& c) { c.short_conv_kernel_size = 9; }, "short_conv_kernel_size");
+  refused([](Config& c) { c.kv_lora_rank = 16384; }, "kv_lora_rank");
+  refused([](Config& c) { c.q_lora_rank = 1500; }, "q_lora_rank");
+  refused([](Config& c) { c.num_experts_per_token = 17; }, "num_experts_per_token");
+  refused([](Config& c) { c.num_experts = 1025; }, "num_experts");
   refused([](Config& c) { c.hidden_size = 7172; }, "hidden_size");
   refused([](Config& c) { c.moe_intermediate_size = 3080; }, "moe_intermediate_size");
   refused([](Config& c) { c.routed_expert_hidden_size = 3592; }, "routed_expert_hidden_size");
+}
+
+TEST(GpuConfig, SmallModelsOfOtherSizesRun) {
+  for (const char* name : {"k3-a", "k3-b", "k3-c", "k3-d", "k3-e", "k3-f", "kl-a", "kl-b", "mix-a", "mix-b"}) {
+    const Status status = check_gpu_config(load_config(std::string(K3_SOURCE_DIR) + "/tests/data/oracle-models/" + name).value());
+    EXPECT_TRUE(status.ok()) << name << ": " << status.error().message;
+  }
 }
 
 TEST(GpuConfig, LatentsThatNoKernelReadsAreRefused) {

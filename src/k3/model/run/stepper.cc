@@ -44,12 +44,13 @@ Result<Stepper> Stepper::create(const Model& model, ThreadPool& pool, const Comp
     if (mode.policy == ops::Policy::exact) {
       return fail(Code::unsupported, "policy exact is FP32 throughout and runs on the CPU alone; use --policy bf16 or --device cpu");
     }
-    if (mode.deterministic) {
-      return fail(Code::unsupported, "--deterministic works with --device cpu alone: the GPU kernels of prompts and of single tokens "
-                  "sum in different orders");
-    }
     if (mode.int8_activations) return fail(Code::unsupported, "--act int8 works with --device cpu alone");
-    K3_TRY_ASSIGN(stepper.gpu_, make_gpu(model, limits));
+    StepLimits arrays = limits;
+    if (mode.deterministic) arrays.tokens = arrays.sequences = 1, arrays.exports = 0;  // stepper_deterministic.cc
+    K3_TRY_ASSIGN(stepper.gpu_, make_gpu(model, arrays));
+    if (mode.deterministic) {  // the arrays are those of a token, a step may have any number
+      stepper.gpu_->limits.tokens = stepper.gpu_->limits.sequences = std::numeric_limits<int64_t>::max();
+    }
     stepper.ctx_.stream = stepper.gpu_->stream.get();
     stepper.ctx_.gpu = stepper.gpu_->ops.get();
   }
@@ -83,7 +84,7 @@ Status Stepper::check_size(const FlatStep& step) const {
 }
 
 Result<Tensor> Stepper::run(const Batch& batch) {
-  if (gpu_ != nullptr) return run_on_gpu(batch);
+  if (gpu_ != nullptr) return ctx_.deterministic ? run_each_token_on_gpu(batch) : run_on_gpu(batch);
   const auto rows = static_cast<int64_t>(batch.logit_rows.size());
   const int64_t vocab = model_->config().vocab_size;
   logits_.resize(static_cast<size_t>(rows * vocab));

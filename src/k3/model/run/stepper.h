@@ -77,6 +77,7 @@ class Stepper {
     StreamHandle stream;
     ops::cuda::OpStateHandle ops;
     DeviceStepBuffers buffers;
+    std::vector<LayerCache> token_caches;  // of one sequence (stepper_deterministic.cc)
     Storage logits, host_logits;  // as many rows as a step ever had; the host's are pinned
     // Steps of one token a sequence, by number of sequences: captured when they come a second time.
     std::map<int64_t, GraphHandle> graphs;
@@ -86,6 +87,11 @@ class Stepper {
   explicit Stepper(const Model& model);
   static Result<std::unique_ptr<Gpu>> make_gpu(const Model& model, const StepLimits& limits);
   Result<Tensor> run_on_gpu(const Batch& batch);
+  // stepper_deterministic.cc: every token as a step of its own.
+  Result<Tensor> run_each_token_on_gpu(const Batch& batch);
+  Status compute_token_on_gpu(const Batch& batch, int64_t sequence, int64_t token);
+  Status copy_states_on_gpu(const Batch& batch, int64_t sequence, int64_t tokens_done);
+  Status reserve_logits_on_gpu(int64_t rows);
   Status compute_on_gpu(const Batch& batch, const Tensor& logits);
 
   const Model* model_;

@@ -80,16 +80,22 @@ Status Stepper::compute_on_gpu(const Batch& batch, const Tensor& logits) {
   return launch_graph(found->second, gpu.stream.get());
 }
 
+Status Stepper::reserve_logits_on_gpu(int64_t rows) {
+  Gpu& gpu = *gpu_;
+  const int64_t bytes = rows * model_->config().vocab_size * 4;
+  if (gpu.logits.size_bytes() >= bytes) return {};
+  gpu.graphs.clear();  // they write to the old place
+  K3_TRY_ASSIGN(gpu.logits, Storage::allocate_on(model_->device(), bytes));
+  K3_TRY_ASSIGN(gpu.host_logits, Storage::pinned(bytes));
+  return {};
+}
+
 Result<Tensor> Stepper::run_on_gpu(const Batch& batch) {
   Gpu& gpu = *gpu_;
   const auto rows = static_cast<int64_t>(batch.logit_rows.size());
   const int64_t vocab = model_->config().vocab_size, bytes = rows * vocab * 4;
   K3_TRY(set_current_device(model_->device()));
-  if (gpu.logits.size_bytes() < bytes) {
-    gpu.graphs.clear();  // they write to the old place
-    K3_TRY_ASSIGN(gpu.logits, Storage::allocate_on(model_->device(), bytes));
-    K3_TRY_ASSIGN(gpu.host_logits, Storage::pinned(bytes));
-  }
+  K3_TRY(reserve_logits_on_gpu(rows));
   const Tensor host(gpu.host_logits.data(), DType::f32, {rows, vocab});
   if (batch.tokens.empty()) return host;
   if (gpu.begun) K3_TRY(record(gpu.begun, gpu.stream.get()));

@@ -121,6 +121,22 @@ inline double norm_ratio(const std::vector<float>& x, const std::vector<float>& 
   return norm_ratio(std::span<const float>(x), std::span<const float>(ref));
 }
 
+// While it lives the device passes for one before Hopper, so that plain kernels run.
+class PretendPlain {
+ public:
+  PretendPlain() : real_(device_info()) {
+    DeviceInfo info = real_;
+    info.capability = 80;
+    pretend_device(info);
+  }
+  ~PretendPlain() { pretend_device(real_); }
+  PretendPlain(const PretendPlain&) = delete;
+  PretendPlain& operator=(const PretendPlain&) = delete;
+
+ private:
+  DeviceInfo real_;
+};
+
 }  // namespace k3::ops::cuda
 
 // First line of a test: without a GPU it is skipped (such machines still build it).

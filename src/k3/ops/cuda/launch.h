@@ -32,5 +32,9 @@ struct DeviceInfo {
 };
 // Of the current device; read once.
 const DeviceInfo& device_info();
+// Not Hopper: its kernels do not run there, plain ones do (x_plain_cuda.cu, kda_any, mla_any), to be right rather than fast.
+bool plain_device();
+// For tests: what device_info() answers from now on.
+void pretend_device(const DeviceInfo& info);
 
 }  // namespace k3::ops::cuda

@@ -38,6 +38,13 @@ void OpState::trace(const char* what) {
   std::fprintf(stderr, error == cudaSuccess ? " done\n" : ": %s\n", cudaGetErrorString(error));
 }
 
+Status check_device() {
+  const int capability = device_info().capability;
+  if (capability >= 80) return {};
+  return fail(Code::unsupported, "this GPU has compute capability {}.{}; the kernels need 8.0 (Ampere) or later, --device cpu runs everywhere",
+              capability / 10, capability % 10);
+}
+
 bool tracing(const OpState* state) { return state->tracing(); }
 void watch_routes(OpState* state, std::function<void(const Tensor&)> watch) { state->on_routes = std::move(watch); }
 OpState* new_op_state() { return new OpState; }

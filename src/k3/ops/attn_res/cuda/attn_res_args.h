@@ -61,6 +61,7 @@ struct AttnResInter {
 
 int attn_res_inter_launch(const AttnResInter& a, void* stream);
 
+int attn_res_plain_launch(const AttnResSite& site, void* stream);  // any GPU
 int attn_res_site_launch(const AttnResSite& site, const AttnResPlan& plan, void* stream);
 
 }  // namespace k3::ops::cuda

@@ -64,6 +64,7 @@ CudaStatus attn_res_cuda(const AttnResSite& s, const AttnResPlan& plan, Stream s
   check_rows(s.query, 0, "query");
   check_rows(s.norm, 0, "norm");
   if (s.tokens == 0) return {};
+  if (plain_device()) return {attn_res_plain_launch(s, stream)};
   return {attn_res_site_launch(s, plan, stream)};
 }
 

@@ -169,6 +169,20 @@ TEST(AttnResGpu, SanitizeSmallestShapes) {
   }
 }
 
+TEST(AttnResGpu, SanitizePlainKernel) {
+  K3_NEEDS_GPU();
+  const PretendPlain plain;
+  for (const int64_t hidden : {8, 40, 264}) {
+    for (const int blocks : {1, 3, 8}) {
+      run({.tokens = 3, .hidden = hidden, .blocks = blocks, .bank_out = true, .pad = 8, .kernel = AttnResKernel::any});
+      run({.tokens = 2, .hidden = hidden, .blocks = blocks, .prefix = false, .kernel = AttnResKernel::any});
+      run({.tokens = 2, .hidden = hidden, .blocks = blocks, .prefix = false, .delta = false, .kernel = AttnResKernel::any});
+      run({.tokens = 2, .hidden = hidden, .blocks = blocks, .delta = false, .norm = false, .kernel = AttnResKernel::any});
+    }
+    run({.tokens = 2, .hidden = hidden, .blocks = 0, .kernel = AttnResKernel::any});
+  }
+}
+
 TEST(AttnResGpu, EveryNumberOfBlocksEveryKernel) {
   K3_NEEDS_GPU();
   for (const AttnResKernel kernel : {AttnResKernel::small, AttnResKernel::large, AttnResKernel::any, AttnResKernel::few}) {
@@ -222,8 +236,7 @@ TEST(AttnResGpu, ManyBlocks) {
 }
 
 // y1, its score and its mass in place of the rows they stand for.
-TEST(AttnResGpu, MergeOfAnInterBlockPart) {
-  K3_NEEDS_GPU();
+void check_merge() {
   for (const int64_t tokens : {3, 300}) {
     for (const bool prefix : {true, false}) {
       constexpr int64_t kHidden = 256, kBlocks = 3;
@@ -283,6 +296,13 @@ TEST(AttnResGpu, MergeOfAnInterBlockPart) {
       EXPECT_TRUE(out.guards_intact());
     }
   }
+}
+
+TEST(AttnResGpu, MergeOfAnInterBlockPart) {
+  K3_NEEDS_GPU();
+  check_merge();
+  const PretendPlain plain;
+  check_merge();
 }
 
 // Programmatic launches in a graph: the delta of each site is written by the kernel right before it.

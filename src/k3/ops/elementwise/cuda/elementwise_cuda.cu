@@ -36,6 +36,17 @@ struct SigmoidGate {
   }
 };
 
+// Of any width; the same arithmetic.
+__global__ void sigmoid_gate_any(const RowPair a) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i >= a.rows * a.width) return;
+  const int64_t row = i / a.width, column = i % a.width;
+  const float x = __bfloat162float(static_cast<const __nv_bfloat16*>(a.x)[row * a.x_stride + column]);
+  const float y = __bfloat162float(static_cast<const __nv_bfloat16*>(a.y)[row * a.y_stride + column]);
+  static_cast<__nv_bfloat16*>(a.out)[row * a.out_stride + column] =
+      __float2bfloat16(__fdividef(y, 1 + exp2_approx(fminf(x * -1.44269504F, 126.0F))));
+}
+
 __device__ __forceinline__ uint2* quad_bf16(const void* p, int64_t stride, uint32_t row, uint32_t v) {
   return reinterpret_cast<uint2*>(static_cast<__nv_bfloat16*>(const_cast<void*>(p)) + stride * row) + v;
 }
@@ -85,6 +96,11 @@ struct Gather {
 
 int add_launch(const RowPair& a, void* stream) { return launch_rows(Add{a}, a.rows, a.width, a.dependent, stream); }
 int sigmoid_gate_launch(const RowPair& a, void* stream) {
+  if (((a.width | a.x_stride | a.y_stride | a.out_stride) & 7) != 0) {
+    constexpr int kThreads = 256;
+    const auto blocks = static_cast<unsigned>((a.rows * a.width + kThreads - 1) / kThreads);
+    return launch(sigmoid_gate_any, {.grid = dim3(blocks), .block = dim3(kThreads)}, static_cast<cudaStream_t>(stream), a);
+  }
   return launch_rows(SigmoidGate{a}, a.rows, a.width, a.dependent, stream);
 }
 int convert_launch(const RowCopy& a, void* stream) {

@@ -15,7 +15,7 @@
 namespace k3::ops::cuda {
 
 CudaStatus add_cuda(const RowPair& a, Stream stream);            // out = x + y
-CudaStatus sigmoid_gate_cuda(const RowPair& a, Stream stream);   // out = y * sigmoid(x)
+CudaStatus sigmoid_gate_cuda(const RowPair& a, Stream stream);   // out = y * sigmoid(x); any N and stride, slower off eight
 CudaStatus convert_cuda(const RowCopy& a, Stream stream);        // out = x in out's type
 CudaStatus gather_rows_cuda(const RowGather& a, Stream stream);  // out[i] = x[index[i]]
 

@@ -14,6 +14,7 @@ struct Shape {
   int64_t rows, width, pad;
 };
 const std::vector<Shape> kShapes = {{1, 8, 0}, {1, 7168, 0}, {5, 40, 8}, {33, 264, 16}, {300, 7168, 8}};
+const std::vector<Shape> kOddShapes = {{1, 3, 0}, {7, 60, 0}, {5, 40, 3}};  // the gate alone
 
 TEST(ElementwiseGpu, SanitizeAddIsOneRounding) {
   K3_NEEDS_GPU();
@@ -31,9 +32,11 @@ TEST(ElementwiseGpu, SanitizeAddIsOneRounding) {
   }
 }
 
-TEST(ElementwiseGpu, SigmoidGate) {
+TEST(ElementwiseGpu, SanitizeSigmoidGate) {
   K3_NEEDS_GPU();
-  for (const Shape& s : kShapes) {
+  std::vector<Shape> shapes = kShapes;
+  shapes.insert(shapes.end(), kOddShapes.begin(), kOddShapes.end());
+  for (const Shape& s : shapes) {
     const int64_t stride = s.width + s.pad;
     std::vector<float> gate = random_bf16(s.rows * stride, 1, 8.0F), y = random_bf16(s.rows * stride, 2);
     gate[0] = 200, gate[1] = -200, gate[2] = -80;

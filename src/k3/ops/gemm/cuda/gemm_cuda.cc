@@ -4,6 +4,7 @@
 #include <bit>
 
 #include "k3/base/check.h"
+#include "k3/ops/gemm/cuda/gemm_plain.cuh"
 #include "k3/ops/gemm/cuda/gemm_plans.h"
 #include "k3/ops/gemm/cuda/gemm_rows.cuh"
 
@@ -132,6 +133,23 @@ Rows launch_of(const GemmArgs& a, Scheme scheme, const RowsConfig& config) {
   return rows;
 }
 
+int launch_plain(const GemmArgs& a, const GemmPart& part, Stream stream) {
+  PlainProduct p;
+  p.x = a.x;
+  p.x_stride = a.x_stride;
+  p.tokens = a.tokens;
+  p.in = static_cast<int>(a.in);
+  p.w = part.w.data;
+  p.scales = part.w.scales;
+  p.rows = part.w.rows;
+  p.codec = part.w.scheme == Scheme::bf16 ? PlainCodec::bf16 : part.w.scheme == Scheme::i8 ? PlainCodec::i8 : PlainCodec::mxfp4;
+  p.y = part.y;
+  p.y_stride = part.y_stride;
+  p.y_f32 = part.y_dtype == DType::f32;
+  p.accumulate = part.accumulate;
+  return gemm_plain_launch(p, stream);
+}
+
 }  // namespace
 
 CudaStatus gemm_rows_cuda(const GemmArgs& args, const RowsConfig& config, Stream stream) {
@@ -187,6 +205,12 @@ CudaStatus gemm_cuda(const GemmArgs& args, const GemmPlans* plans, Stream stream
     const Run run = run_from(args, i);
     i += run.parts;
     if (run.first.w.rows == 0) continue;
+    if (plain_device()) {
+      if (run.library && by_library(run.first)) continue;
+      const int code = launch_plain(args, run.first, stream);
+      if (code != 0) return {code};
+      continue;
+    }
     const bool streams =
         run.first.w.scheme == Scheme::bf16 && args.in % kGemmKStep == 0 && aligned_16(run.first.w.data) && x_aligned(args);
     if (streams) {

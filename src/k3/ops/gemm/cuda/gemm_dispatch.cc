@@ -26,7 +26,7 @@ GemmPart part_of(const Tensor& x, const Weight& w, const Tensor& y) {
 }
 
 bool fuses(const Tensor& x, const Weight& w) {
-  return gemm_fuses(x.dim(0), x.dim(1), w.scheme) && x.stride(0) % 8 == 0 && w.rows % 2 == 0;
+  return !plain_device() && gemm_fuses(x.dim(0), x.dim(1), w.scheme) && x.stride(0) % 8 == 0 && w.rows % 2 == 0;
 }
 
 }  // namespace

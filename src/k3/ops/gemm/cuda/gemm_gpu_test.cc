@@ -247,8 +247,7 @@ TEST(GemmGpu, EverySplit) {
 
 // Scale bytes over the whole range, and the codes of every value: dequantisation is exact, so a product with unit vectors
 // is, too.
-TEST(GemmGpu, CodedWeightsAreExact) {
-  K3_NEEDS_GPU();
+void check_codes(bool plain) {
   for (const Scheme scheme : {Scheme::mxfp4, Scheme::i8}) {
     constexpr int64_t kIn = 160, kRows = 253;
     BothWeight w(scheme, kRows, kIn, 9);
@@ -263,7 +262,11 @@ TEST(GemmGpu, CodedWeightsAreExact) {
     const Output y(DType::bf16, kIn, kRows, kRows);
     GemmArgs args{.x = x.data(), .tokens = kIn, .in = kIn, .x_stride = kIn, .part_count = 1};
     args.parts[0] = y.part(w.device());
-    ASSERT_TRUE(gemm_rows_cuda(args, rows_config(kIn, kRows, kIn, 132, true, 1), nullptr).ok());
+    if (plain) {
+      ASSERT_TRUE(gemm_cuda(args, nullptr, nullptr).ok());
+    } else {
+      ASSERT_TRUE(gemm_rows_cuda(args, rows_config(kIn, kRows, kIn, 132, true, 1), nullptr).ok());
+    }
     const std::vector<uint8_t> bytes = y.memory.get();
     int wrong = 0;
     for (int64_t o = 0; o < kRows; ++o) {
@@ -277,8 +280,12 @@ TEST(GemmGpu, CodedWeightsAreExact) {
   }
 }
 
-TEST(GemmGpu, SeveralPartsInOneLaunch) {
+TEST(GemmGpu, CodedWeightsAreExact) {
   K3_NEEDS_GPU();
+  check_codes(false);
+}
+
+void check_parts() {
   constexpr int64_t kIn = 288;
   for (const bool dependent : {false, true}) {
     Input x(6, kIn, kIn, 1);
@@ -293,6 +300,18 @@ TEST(GemmGpu, SeveralPartsInOneLaunch) {
     ASSERT_TRUE(gemm_cuda(args, nullptr, nullptr).ok());
     for (size_t i = 0; i < 5; ++i) EXPECT_LE(worst(fmt::format("part {}", i), x, weights[i]->host, outputs[i]), 1);
   }
+}
+
+TEST(GemmGpu, SeveralPartsInOneLaunch) {
+  K3_NEEDS_GPU();
+  check_parts();
+}
+
+TEST(GemmGpu, SanitizePlainKernel) {
+  K3_NEEDS_GPU();
+  const PretendPlain plain;
+  check_parts();
+  check_codes(true);
 }
 
 TEST(GemmGpu, NoTokensWriteNothing) {

@@ -1,7 +1,9 @@
-// The token mixer of a KDA layer on a GPU: one kernel for steps of single tokens; convolution, recurrence and norm for longer ones.
+// The token mixer of a KDA layer on a GPU: one kernel for steps of single tokens; convolution, recurrence and norm for longer ones. Head
+// sizes and GPUs that these do not know take one plain kernel.
 #include "k3/ops/cuda/dispatch.h"
 #include "k3/ops/cuda/op_state.h"
 #include "k3/ops/gemm/linear.h"
+#include "k3/ops/kda/cuda/kda_any_cuda.h"
 #include "k3/ops/kda/cuda/kda_decode_cuda.h"
 #include "k3/ops/kda/cuda/kda_prefill_cuda.h"
 #include "k3/ops/kda/kda.h"
@@ -40,7 +42,7 @@ struct Mix {
            kda_decode_takes_low(tokens() * heads(), state.recurrent_dtype == DType::bf16, device_info());
   }
   void low_products() const {
-    const Tensor z = args.kda.z.reshape({tokens(), heads() * 128});
+    const Tensor z = args.kda.z.reshape({tokens(), heads() * args.kda.q.dim(2)});
     if (args.z_low && args.gate_low) return cuda::linear_two(ctx, {args.z_low, args.z_up, z}, {args.gate_low, args.gate_up, args.gate});
     const auto one = [&](const Tensor& x, const Weight& w, const Tensor& y) {
       const ops::LinearPart part{.w = w, .y = y};
@@ -50,29 +52,64 @@ struct Mix {
     one(args.gate_low, args.gate_up, args.gate);
   }
 
+  KdaRows rows() const {
+    KdaRows r{};
+    const Tensor* x[3] = {&args.kda.q, &args.kda.k, &args.kda.v};
+    for (size_t part = 0; part < 3; ++part) {
+      r.x[part] = x[part]->data;
+      r.x_stride[part] = x[part]->stride(0);
+    }
+    r.z = args.kda.z.data;
+    r.z_stride = args.kda.z.stride(0);
+    r.gate = args.gate.data;
+    r.gate_stride = args.gate.stride(0);
+    r.beta = args.kda.b.data;
+    r.beta_stride = args.kda.b.stride(0);
+    r.out = args.y.data;
+    r.out_stride = args.y.stride(0);
+    return r;
+  }
+
+  KdaSlots slots() const {
+    KdaSlots s{};
+    s.state = state.recurrent;
+    s.state_stride = state.recurrent_stride;
+    s.conv = state.conv;
+    s.conv_stride = state.conv_stride;
+    s.slots = state.slots;
+    s.state_bf16 = state.recurrent_dtype == DType::bf16;
+    s.conv_bf16 = state.conv_dtype == DType::bf16;
+    return s;
+  }
+
+  bool any_size() const {
+    const DeviceInfo& device = device_info();
+    return args.kda.q.dim(2) != 128 || args.taps[0]->dim(1) != 4 || device.capability < 90 || device.capability >= 100;
+  }
+
+  void plain() const {
+    low_products();
+    KdaAnyArgs a;
+    a.weights = weights();
+    a.rows = rows();
+    a.beta_f32 = args.kda.b.dtype == DType::f32;
+    a.slots = slots();
+    a.dim = static_cast<int>(args.kda.q.dim(2));
+    a.taps = static_cast<int>(args.taps[0]->dim(1));
+    a.sequences = static_cast<int>(sequences());
+    a.offsets = ctx.step->offsets;
+    a.exports = static_cast<int>(export_count);
+    a.export_sequences = exports.sequences;
+    a.export_tokens = exports.tokens;
+    a.export_slots = exports.slots;
+    ctx.gpu->note(kda_any_cuda(a, ctx.stream), "kda of any size");
+  }
+
   void decode() const {
     KdaDecodeArgs d{};
     d.weights = weights();
-    const Tensor* x[3] = {&args.kda.q, &args.kda.k, &args.kda.v};
-    for (size_t part = 0; part < 3; ++part) {
-      d.rows.x[part] = x[part]->data;
-      d.rows.x_stride[part] = x[part]->stride(0);
-    }
-    d.rows.z = args.kda.z.data;
-    d.rows.z_stride = args.kda.z.stride(0);
-    d.rows.gate = args.gate.data;
-    d.rows.gate_stride = args.gate.stride(0);
-    d.rows.beta = args.kda.b.data;
-    d.rows.beta_stride = args.kda.b.stride(0);
-    d.rows.out = args.y.data;
-    d.rows.out_stride = args.y.stride(0);
-    d.slots.state = state.recurrent;
-    d.slots.state_stride = state.recurrent_stride;
-    d.slots.conv = state.conv;
-    d.slots.conv_stride = state.conv_stride;
-    d.slots.slots = state.slots;
-    d.slots.state_bf16 = state.recurrent_dtype == DType::bf16;
-    d.slots.conv_bf16 = state.conv_dtype == DType::bf16;
+    d.rows = rows();
+    d.slots = slots();
     d.batch = static_cast<int32_t>(tokens());
     // Slots and states were written by the step before, and a step begins with a copy, which everything waits for.
     d.launch.dependent = d.launch.early_state = 1;
@@ -177,10 +214,10 @@ struct Mix {
 void kda_mix(const Ctx& ctx, const ops::KdaMixArgs& args, const StateSlots& state, std::span<const StateExport> exports,
              const DeviceExports& device_exports) noexcept {
   static_assert(sizeof(DeviceExport) == sizeof(K3KdaExport));
-  K3_CHECK(args.kda.q.dtype == DType::bf16 && args.kda.q.dim(2) == 128, "kda on a GPU: q {} {}", dtype_name(args.kda.q.dtype),
-           args.kda.q.shape_text());
+  K3_CHECK(args.kda.q.dtype == DType::bf16, "kda on a GPU: q {} {}", dtype_name(args.kda.q.dtype), args.kda.q.shape_text());
   if (args.kda.q.dim(0) == 0) return;
   const Mix mix{ctx, args, state, device_exports, static_cast<int64_t>(exports.size())};
+  if (mix.any_size()) return mix.plain();
   // Every sequence has one token or none, and nothing is wanted on the way.
   if (ctx.step->longest == 1 && exports.empty() && mix.tokens() == mix.sequences()) return mix.decode();
   mix.prefill();

@@ -264,10 +264,9 @@ __device__ __forceinline__ void produce(const K3KdaPrefill& a, const PrefillMaps
     __syncwarp();
     finish<C::kMaps>(lane_row, buffer, sum, lane < count ? beta_of(a, logit) : 0.0F);
     fence_async_proxy();  // wgmma reads next, or the copy
-    __syncwarp();
-    if (lane == 0) {
-      mbar_arrive(full + slot * 8);
-      if constexpr (C::kPair) {
+    warp_arrive(full + slot * 8, lane);
+    if constexpr (C::kPair) {
+      if (lane == 0) {
         if (chunk >= C::kReceived) free(chunk - C::kReceived);
         const uint32_t other = static_cast<uint32_t>(1 - piece.rank),
                        to = static_cast<uint32_t>(C::kOwn + chunk % C::kReceived);

@@ -175,7 +175,7 @@ __device__ __forceinline__ void consume(const K3KdaPrefill& a, const Piece& piec
     }
     wgmma_wait<0>();
     settle(state);
-    if (lane == 0) {
+    if (arrives(static_cast<int>(lane))) {
       const uint32_t empty = shared_address(&s.empty[place]);
       if (own) {
         mbar_arrive(empty);
@@ -266,8 +266,8 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     }
   } else if (thread < kBuffers) {
     if (thread >= C::kAhead) mbar_init(shared_address(&s.raw[thread]), 1);
-    mbar_init(shared_address(&s.full[thread]), 1);
-    mbar_init(shared_address(&s.empty[thread]), C::kConsumers * C::kEvery);
+    mbar_init(shared_address(&s.full[thread]), thread < C::kOwn ? kWarpArrivals : 1);  // what is sent here: an arrival with bytes
+    mbar_init(shared_address(&s.empty[thread]), C::kConsumers * C::kEvery * kWarpArrivals);
   }
   if (thread == 0) s.piece = piece;
   if (thread < 64) {

@@ -10,6 +10,7 @@
 #include <cuda_fp16.h>
 
 #include "k3/ops/cuda/ptx.cuh"
+#include "k3/ops/cuda/warp_arrive.cuh"
 #include "k3/ops/kda/cuda/kda_prefill_maps.h"
 #include "k3/ops/kda/cuda/kda_prefill_state.cuh"
 

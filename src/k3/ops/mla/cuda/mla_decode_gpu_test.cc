@@ -155,7 +155,7 @@ TEST(MlaDecodeGpu, OutputInF32) {
   check({.heads = 12, .paged = {.lengths = {100, 3000}}, .f32 = true});
 }
 
-TEST(MlaDecodeGpu, PathOfOtherDevices) {
+TEST(MlaDecodeGpu, SanitizePathOfOtherDevices) {
   K3_NEEDS_GPU();
   check({.heads = 12, .tokens = 2, .paged = {.lengths = {1, 65, 300}, .page_tokens = 48}, .counts = {2, 0, 1}}, Path::any);
   check({.heads = 4, .paged = {.lengths = {100}}, .f32 = true}, Path::any);

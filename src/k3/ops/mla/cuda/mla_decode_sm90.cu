@@ -17,6 +17,7 @@
 // tile.
 #include "k3/ops/cuda/launch.cuh"
 #include "k3/ops/cuda/ptx.cuh"
+#include "k3/ops/cuda/warp_arrive.cuh"
 #include "k3/ops/cuda/wgmma.cuh"
 #include "k3/ops/mla/cuda/mla_decode_common.cuh"
 
@@ -264,8 +265,7 @@ __device__ void score_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared, ch
         stmatrix_x4_trans(p_store + j * 1024, packed);
       }
       fence_async_proxy();
-      __syncwarp();
-      if (lane == 0) mbar_arrive(bars.p_full());
+      warp_arrive(bars.p_full(), lane);
       fold<K>(sums, lane);
 #pragma unroll
       for (int i = 0; i < kFolded<K>; ++i) l[i] += sums[i];
@@ -292,8 +292,7 @@ __device__ void score_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared, ch
       }
     }
     if (thread == 0) *target = {s.row0, s.rows, whole ? -1 : part_slot<kPair>(s.begin == 0)};
-    __syncwarp();
-    if (lane == 0) mbar_arrive(bars.sums_full());
+    warp_arrive(bars.sums_full(), lane);
     if (thread == 0 && !whole && s.begin == 0) {
       p.parts.splits[blockIdx.x] = {s.request * p.config.row_tiles * kPair + s.row_tile,
                                     mla_last_worker(s.at, s.tiles, w.share) - worker_of_block<kPair>() + 1};
@@ -301,8 +300,7 @@ __device__ void score_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared, ch
   }
   mbar_wait(bars.p_empty(), p_parity ^ 1);
   if (thread == 0) *flag = kStop;
-  __syncwarp();
-  if (lane == 0) mbar_arrive(bars.p_full());
+  warp_arrive(bars.p_full(), lane);
 }
 
 // ---- values: two warpgroups ----
@@ -371,7 +369,7 @@ __device__ void value_role(const MlaDecodeLaunch& p, uint32_t shared, const char
     wgmma_wait<0>();
     release();
     slot = later(slot, 1);
-    if (lane == 0) mbar_arrive(bars.p_empty());
+    warp_arrive(bars.p_empty(), lane);  // flag, factor and target have been read
     if ((flag & kLast) == 0) continue;
     mbar_wait(bars.sums_full(), sums_parity);
     sums_parity ^= 1;
@@ -407,9 +405,9 @@ __global__ void __launch_bounds__(kThreads, 1) decode(const __grid_constant__ Ml
     }
     mbar_init(bars.query_full(), 1);
     mbar_init(bars.query_empty(), 4);
-    mbar_init(bars.p_full(), 4);
-    mbar_init(bars.p_empty(), 8);
-    mbar_init(bars.sums_full(), 4);
+    mbar_init(bars.p_full(), 4 * kWarpArrivals);
+    mbar_init(bars.p_empty(), 8 * kWarpArrivals);
+    mbar_init(bars.sums_full(), 4 * kWarpArrivals);
     mbar_init_fence();
   }
   pdl_wait();

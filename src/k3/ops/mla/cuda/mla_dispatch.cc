@@ -1,7 +1,9 @@
-// MLA on a GPU: absorbed over the pages for steps of few tokens a sequence, expanded keys and values for longer ones.
+// MLA on a GPU: absorbed over the pages for steps of few tokens a sequence, expanded keys and values for longer ones. Sizes that these do
+// not know take one plain kernel.
 #include "k3/ops/cuda/dispatch.h"
 #include "k3/ops/cuda/op_state.h"
 #include "k3/ops/gemm/cuda/gemm_cuda.h"
+#include "k3/ops/mla/cuda/mla_any_dims.h"
 #include "k3/ops/mla/cuda/mla_config.h"
 #include "k3/ops/mla/cuda/mla_cuda.h"
 #include "k3/ops/mla/mla.h"
@@ -13,8 +15,7 @@ constexpr int64_t kAbsorbedTokens = 8;  // most query tokens of a sequence in th
 constexpr int64_t kLatent = 512, kWidth = 576, kValue = 128;
 
 LatentPages pages_of(const PagedTable& table) {
-  K3_CHECK(table.dtype == DType::bf16 && table.width == kWidth, "latents of width {} and dtype {} on a GPU", table.width,
-           dtype_name(table.dtype));
+  K3_CHECK(table.dtype == DType::bf16, "latents of dtype {} on a GPU", dtype_name(table.dtype));
   return {.base = table.base,
           .page_stride = table.page_stride,
           .row_stride = table.row_stride,
@@ -103,10 +104,27 @@ void expanded(const Ctx& ctx, const ops::MlaArgs& args) {
   ctx.gpu->note(mla_prefill_cuda(p, ctx.stream), "mla prefill");
 }
 
+void plain(const Ctx& ctx, const ops::MlaArgs& args) {
+  MlaAny a;
+  a.dims = {static_cast<int>(args.q.dim(1)), static_cast<int>(args.nope), static_cast<int>(args.rope), static_cast<int>(args.value),
+            static_cast<int>(args.rank)};
+  a.q = args.q.data;
+  a.q_stride = args.q.stride(0);
+  a.kv_b = args.kv_b.data;
+  a.lengths = ctx.step->lengths;
+  a.offsets = ctx.step->offsets;
+  a.batch = ctx.step->sequences;
+  a.tokens = args.q.dim(0);
+  a.pages = pages_of(args.table);
+  a.out = args.out.data;
+  a.out_stride = args.out.stride(0);
+  ctx.gpu->note(mla_any_dims_cuda(a, ctx.stream), "mla of any size");
+}
+
 }  // namespace
 
 void latent_append(const Ctx& ctx, const Tensor& kv, const Tensor& norm_weight, float eps, const PagedTable& table) noexcept {
-  K3_CHECK(kv.dtype == DType::bf16 && kv.dim(1) == kWidth, "latent_append on a GPU: {} {}", dtype_name(kv.dtype), kv.shape_text());
+  K3_CHECK(kv.dtype == DType::bf16 && kv.dim(1) == table.width, "latent_append on a GPU: {} {}", dtype_name(kv.dtype), kv.shape_text());
   if (kv.dim(0) == 0) return;
   LatentAppend a;
   a.kv = kv.data;
@@ -119,15 +137,19 @@ void latent_append(const Ctx& ctx, const Tensor& kv, const Tensor& norm_weight, 
   a.offsets = ctx.step->offsets;
   a.history = ctx.step->history;
   a.pages = pages_of(table);
-  ctx.gpu->note(latent_append_cuda(a, ctx.stream), "latent_append");
+  const int64_t rank = norm_weight.size();
+  const CudaStatus status = rank == kLatent && kv.dim(1) == kWidth
+                                ? latent_append_cuda(a, ctx.stream)
+                                : latent_append_any_cuda({a, static_cast<int>(rank), static_cast<int>(kv.dim(1) - rank)}, ctx.stream);
+  ctx.gpu->note(status, "latent_append");
 }
 
 void mla(const Ctx& ctx, const ops::MlaArgs& args) noexcept {
-  K3_CHECK(args.q.dtype == DType::bf16 && args.nope == 128 && args.rope == 64 && args.value == kValue && args.rank == kLatent &&
-               args.kv_b.scheme == Scheme::bf16,
-           "mla on a GPU: q {} {}, nope {} rope {} value {} rank {}", dtype_name(args.q.dtype), args.q.shape_text(), args.nope, args.rope,
-           args.value, args.rank);
+  K3_CHECK(args.q.dtype == DType::bf16 && args.kv_b.scheme == Scheme::bf16, "mla on a GPU: q {} {}", dtype_name(args.q.dtype),
+           args.q.shape_text());
   if (args.q.dim(0) == 0) return;
+  const bool known = args.nope == 128 && args.rope == 64 && args.value == kValue && args.rank == kLatent;
+  if (!known) return plain(ctx, args);
   if (ctx.deterministic || ctx.step->longest <= kAbsorbedTokens) return absorbed(ctx, args);
   expanded(ctx, args);
   if (args.gate) cuda::sigmoid_gate(ctx, args.gate, args.out.reshape({args.gate.dim(0), args.gate.dim(1)}));

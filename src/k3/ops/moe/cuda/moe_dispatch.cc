@@ -4,6 +4,7 @@
 #include "k3/ops/cuda/op_state.h"
 #include "k3/ops/gemm/linear.h"
 #include "k3/ops/moe/cuda/moe_grouped_cuda.h"
+#include "k3/ops/moe/cuda/moe_plain.h"
 #include "k3/ops/moe/cuda/moe_stream_cuda.h"
 #include "k3/ops/moe/cuda/moe_stream_pack.h"
 #include "k3/ops/moe/moe.h"
@@ -32,8 +33,11 @@ namespace {
 
 MoeWeights kind_of(const ops::ExpertBank& bank) { return bank.scheme == Scheme::mxfp4 ? MoeWeights::mxfp4 : MoeWeights::bf16; }
 
-int64_t gate_up_bytes(const ops::ExpertBank& bank) { return moe_packed_bytes(kind_of(bank), 2 * bank.hidden, bank.width); }
-int64_t down_bytes(const ops::ExpertBank& bank) { return moe_packed_bytes(kind_of(bank), bank.width, bank.hidden); }
+int64_t half_bytes(const ops::ExpertBank& bank, int64_t rows, int64_t cols) {
+  return plain_device() ? moe_plain_bytes(kind_of(bank), rows, cols) : moe_packed_bytes(kind_of(bank), rows, cols);
+}
+int64_t gate_up_bytes(const ops::ExpertBank& bank) { return half_bytes(bank, 2 * bank.hidden, bank.width); }
+int64_t down_bytes(const ops::ExpertBank& bank) { return half_bytes(bank, bank.width, bank.hidden); }
 
 constexpr int64_t kRoutedInside = 256, kNormedApart = 8;
 constexpr int64_t kStreamTokens = 256;  // most of the streaming kernels; beyond, weights are read once for tiles of tokens
@@ -108,6 +112,36 @@ void grouped(const Ctx& ctx, const Tensor& z, const Tensor& ids, const Tensor& w
   ctx.gpu->note(moe_grouped_combine_cuda(g, {.weights = weights.f32(), .out = out.data}, ctx.stream), "moe sum");
 }
 
+void plain(const Ctx& ctx, const Tensor& z, const Tensor& ids, const Tensor& weights, const ops::ExpertBank& bank,
+           const ops::Glu& activation, const Tensor& out) {
+  const Workspace::Scope scope(*ctx.workspace);
+  MoePlain p;
+  p.weights = experts_of(bank);
+  p.glu = glu_of(activation);
+  p.z = z.data;
+  p.ids = static_cast<const int32_t*>(ids.data);
+  p.gates = weights.f32();
+  p.tokens = static_cast<int>(z.dim(0));
+  p.topk = static_cast<int>(ids.dim(1));
+  p.first_expert = bank.first;
+  p.hidden = ctx.workspace->tensor({z.dim(0) * ids.dim(1), bank.hidden}, DType::bf16).data;
+  p.out = out.data;
+  ctx.gpu->note({moe_plain_launch(p, ctx.stream)}, "moe");
+}
+
+// An expert into a bank of moe_plain.h: codes of w1 and w3 side by side, then their scales; w2 alike.
+Status copy_expert(const ops::ExpertBank& bank, std::byte* gate_up, std::byte* down, const Weight& w1, const Weight& w2, const Weight& w3,
+                   Stream stream) {
+  const int64_t codes = moe_plain_codes(kind_of(bank), bank.hidden, bank.width), all = moe_plain_bytes(kind_of(bank), bank.hidden, bank.width);
+  K3_TRY(copy_async(gate_up, w1.data, codes, stream));
+  K3_TRY(copy_async(gate_up + codes, w3.data, codes, stream));
+  K3_TRY(copy_async(down, w2.data, codes, stream));
+  if (all == codes) return {};
+  K3_TRY(copy_async(gate_up + 2 * codes, w1.scales, all - codes, stream));
+  K3_TRY(copy_async(gate_up + codes + all, w3.scales, all - codes, stream));
+  return copy_async(down + codes, w2.scales, all - codes, stream);
+}
+
 }  // namespace
 
 ExpertBankBytes expert_bank_bytes(const ops::ExpertBank& bank) {
@@ -116,6 +150,9 @@ ExpertBankBytes expert_bank_bytes(const ops::ExpertBank& bank) {
 
 Status pack_expert(const ops::ExpertBank& bank, int64_t index, const Weight& w1, const Weight& w2, const Weight& w3, Stream stream) {
   const auto at = [](const void* base, int64_t bytes) { return const_cast<std::byte*>(static_cast<const std::byte*>(base)) + bytes; };
+  if (plain_device()) {
+    return copy_expert(bank, at(bank.gate_up, index * gate_up_bytes(bank)), at(bank.down, index * down_bytes(bank)), w1, w2, w3, stream);
+  }
   MoePack p;
   p.kind = kind_of(bank);
   p.width = static_cast<int>(bank.width);
@@ -136,6 +173,7 @@ void moe(const Ctx& ctx, const Tensor& z, const Tensor& ids, const Tensor& weigh
          const ops::Glu& activation, const Tensor& out) noexcept {
   K3_CHECK(z.dtype == DType::bf16 && z.contiguous() && out.contiguous() && bank && z.dim(1) == bank.width, "moe: z {}", z.shape_text());
   const int64_t tokens = z.dim(0);
+  if (tokens > 0 && plain_device()) return plain(ctx, z, ids, weights, bank, activation, out);
   if (tokens > kStreamTokens && moe_grouped_serves(kind_of(bank), bank.experts, bank.width, bank.hidden, device_info())) {
     return grouped(ctx, z, ids, weights, bank, activation, out);
   }
@@ -168,7 +206,7 @@ void routed_experts(const Ctx& ctx, const ops::RoutedExperts& a) noexcept {
   };
   // Measured on an H200: routing in every block is sooner done than a launch for one token and few experts, else later. Who watches
   // routes wants a router of its own.
-  if (tokens == 1 && !ctx.gpu->on_routes && a.logits.dim(1) <= kRoutedInside && moe_stream_routes(tokens, topk)) {
+  if (tokens == 1 && !ctx.gpu->on_routes && !plain_device() && a.logits.dim(1) <= kRoutedInside && moe_stream_routes(tokens, topk)) {
     Besides b;
     if (a.shared_down.scheme == Scheme::bf16 && a.shared_down && a.shared_hidden.contiguous() &&
         moe_stream_takes_shared(experts_of(a.bank), tokens, topk, a.shared_down.cols, device_info())) {
@@ -188,7 +226,7 @@ void routed_experts(const Ctx& ctx, const ops::RoutedExperts& a) noexcept {
   separately();
   const Tensor ids = ctx.workspace->tensor({tokens, topk}, DType::i32), weights = ctx.workspace->tensor({tokens, topk});
   cuda::router(ctx, a.logits, a.bias, a.route, ids, weights);
-  if (tokens <= kStreamTokens) return summed({.ids = ids, .weights = weights, .topk = topk, .add = shared});
+  if (tokens <= kStreamTokens && !plain_device()) return summed({.ids = ids, .weights = weights, .topk = topk, .add = shared});
   cuda::moe(ctx, a.z, ids, weights, a.bank, a.activation, a.out);
   if (a.norm) cuda::rms_norm(ctx, a.out, a.norm, a.eps, a.out);
   if (shared) cuda::add(ctx, shared, a.out);

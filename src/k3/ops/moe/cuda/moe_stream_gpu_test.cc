@@ -169,7 +169,7 @@ TEST(MoeStreamCuda, SanitizeDequantisationIsExact) {
   check_dequantisation(2, 250);
 }
 
-TEST(MoeStreamCuda, Bf16PacksAndUnpacks) {
+TEST(MoeStreamCuda, SanitizeBf16PacksAndUnpacks) {
   K3_NEEDS_GPU();
   const Problem p{.kind = MoeWeights::bf16, .experts = 1, .width = 200, .hidden = 72};
   std::vector<FileWeight> files;

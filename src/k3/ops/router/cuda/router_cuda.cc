@@ -9,7 +9,7 @@ CudaStatus router_cuda(const RouterCuda& a, Stream stream) {
   K3_CHECK(a.topk >= 1 && a.topk <= 16 && a.topk <= a.experts, "router_cuda: top {} of {}", a.topk, a.experts);
   if (a.tokens == 0) return {};
   K3_CHECK(a.logits != nullptr && a.ids != nullptr && a.weights != nullptr, "router_cuda: a missing array");
-  return {router_launch(a, stream)};
+  return {plain_device() ? router_plain_launch(a, stream) : router_launch(a, stream)};
 }
 
 }  // namespace k3::ops::cuda

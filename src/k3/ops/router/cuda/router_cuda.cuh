@@ -18,6 +18,7 @@ struct RouterCuda {
   int local_first = 0, local_count = 0;
 };
 
+int router_plain_launch(const RouterCuda& args, CUstream_st* stream);  // any GPU
 int router_launch(const RouterCuda& args, CUstream_st* stream);
 
 }  // namespace k3::ops::cuda

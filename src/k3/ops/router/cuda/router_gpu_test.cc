@@ -73,14 +73,21 @@ TEST(RouterCuda, SanitizeCases) {
   }
 }
 
+TEST(RouterCuda, SanitizePlainKernel) {
+  K3_NEEDS_GPU();
+  const PretendPlain plain;
+  for (const RouterCase& c : kRouterCases) {
+    for (const bool with_bias : {false, true}) check(c, with_bias, 2.0F);
+  }
+}
+
 TEST(RouterCuda, ManyTokens) {
   K3_NEEDS_GPU();
   check({300, 1024, {16, true, 1.0F}}, true, 1.0F);
   check({133, 896, {16, true, 2.5F}}, true, 20.0F);  // saturated scores
 }
 
-TEST(RouterCuda, TiesGoToTheLowestIndexBestFirstAndNanLast) {
-  K3_NEEDS_GPU();
+void check_ties() {
   std::vector<float> logits(40, 0.5F);
   logits[30] = logits[31] = 2.0F;
   logits[7] = 3.0F;
@@ -92,6 +99,13 @@ TEST(RouterCuda, TiesGoToTheLowestIndexBestFirstAndNanLast) {
   const Routed zeros =
       route(std::vector<float>(8, -200.0F), std::vector<float>{-0.0F, 0.0F, -0.0F, 0, 0, 0, 0, 0}, 1, 8, {8, true, 1.0F});
   EXPECT_EQ(zeros.ids, (std::vector<int32_t>{0, 1, 2, 3, 4, 5, 6, 7}));
+}
+
+TEST(RouterCuda, TiesGoToTheLowestIndexBestFirstAndNanLast) {
+  K3_NEEDS_GPU();
+  check_ties();
+  const PretendPlain plain;
+  check_ties();
 }
 
 }  // namespace

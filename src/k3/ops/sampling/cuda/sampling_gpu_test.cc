@@ -204,11 +204,10 @@ TEST(SamplingGpu, BrokenRowsHaveFlagsAndNoToken) {
   }
 }
 
-TEST(SamplingGpu, GreedyTakesTheLowestIdOnTies) {
-  K3_NEEDS_GPU();
+void check_greedy(std::initializer_list<int64_t> vocabs, std::initializer_list<int64_t> counts) {
   for (const bool bf16 : {false, true}) {
-    for (const int64_t vocab : {1, 8, 1000, 163840}) {
-      for (const int64_t count : {1, 3, 40}) {
+    for (const int64_t vocab : vocabs) {
+      for (const int64_t count : counts) {
         if (vocab * count > 1'000'000) continue;
         Rows rows{.vocab = vocab, .bf16 = bf16, .pad = count == 3 ? 3 : 0};
         for (int64_t r = 0; r < count; ++r) {
@@ -225,6 +224,16 @@ TEST(SamplingGpu, GreedyTakesTheLowestIdOnTies) {
       }
     }
   }
+}
+
+TEST(SamplingGpu, GreedyTakesTheLowestIdOnTies) {
+  K3_NEEDS_GPU();
+  check_greedy({1, 8, 1000, 163840}, {1, 3, 40});
+}
+
+TEST(SamplingGpu, SanitizeGreedy) {
+  K3_NEEDS_GPU();
+  check_greedy({1, 9, 3000}, {1, 3});
 }
 
 TEST(SamplingGpu, LogProbsAndTheMostProbable) {

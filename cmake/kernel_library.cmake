@@ -1,0 +1,16 @@
+# libk3kernels.so: the CUDA kernels behind the plain C functions of ops/cuda/k3_kernels.h. The host sources are compiled a second time, as
+# position independent code; nothing but k3_* is visible.
+if(K3_HAVE_CUDA)
+  file(GLOB_RECURSE _sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/k3/ops/*/cuda/*.cc)
+  list(FILTER _sources EXCLUDE REGEX "(_test|_bench|_dispatch|/off)\\.cc$")
+  foreach(_name ops/cuda/k3_kernels ops/cuda/launch ops/cuda/tensor_map ops/cuda/cublas_lt base/check base/log base/result base/rng tensor/dtype)
+    list(APPEND _sources ${CMAKE_SOURCE_DIR}/src/k3/${_name}.cc)
+  endforeach()
+  add_library(k3kernels SHARED EXCLUDE_FROM_ALL ${_sources} ${K3_CUDA_OBJECTS})
+  set_target_properties(k3kernels PROPERTIES POSITION_INDEPENDENT_CODE ON LINK_DEPENDS ${CMAKE_SOURCE_DIR}/cmake/k3kernels.map)
+  target_include_directories(k3kernels PRIVATE ${CMAKE_SOURCE_DIR}/src)
+  target_include_directories(k3kernels SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+  target_compile_definitions(k3kernels PRIVATE K3_CUDA=1)
+  target_link_libraries(k3kernels PRIVATE k3_flags k3::dep::fmt k3::dep::spdlog CUDA::cudart_static)
+  target_link_options(k3kernels PRIVATE -Wl,--version-script=${CMAKE_SOURCE_DIR}/cmake/k3kernels.map -Wl,-z,defs)
+endif()

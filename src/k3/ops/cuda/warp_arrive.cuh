@@ -1,0 +1,26 @@
+// Internal to ops/cuda. How a warp says at a barrier in shared memory that its reads and writes are done: __syncwarp orders those of all
+// lanes before the arrival of one. compute-sanitizer's racecheck does not follow that (it orders a lane's accesses by that lane's own
+// arrivals and calls the others' a race), so the build for it (K3_RACECHECK, target k3_gpu_racecheck_test) lets every lane arrive: the same
+// protocol with 32 arrivals for one, which it can check.
+#pragma once
+
+#include "k3/ops/cuda/ptx.cuh"
+
+namespace k3::ops::cuda {
+
+#ifdef K3_RACECHECK
+constexpr uint32_t kWarpArrivals = 32;
+#else
+constexpr uint32_t kWarpArrivals = 1;
+#endif
+
+// Does this lane arrive? After it the warp's accesses are ordered before the arrivals.
+__device__ __forceinline__ bool arrives(int lane) {
+  __syncwarp();
+  return kWarpArrivals == 32 || lane == 0;
+}
+__device__ __forceinline__ void warp_arrive(uint32_t bar, int lane) {
+  if (arrives(lane)) mbar_arrive(bar);
+}
+
+}  // namespace k3::ops::cuda
