@@ -25,8 +25,9 @@ GemmPart part_of(const Tensor& x, const Weight& w, const Tensor& y) {
   return {.w = w, .y = y.data, .y_stride = y.stride(0), .y_dtype = y.dtype};
 }
 
-bool fuses(const Tensor& x, const Weight& w) {
-  return !plain_device() && gemm_fuses(x.dim(0), x.dim(1), w.scheme) && x.stride(0) % 8 == 0 && w.rows % 2 == 0;
+// Deterministic products have one form whatever the number of tokens; other GPUs than Hopper have no stream kernel.
+bool fuses(const Ctx& ctx, const Tensor& x, const Weight& w) {
+  return !ctx.deterministic && !plain_device() && gemm_fuses(x.dim(0), x.dim(1), w.scheme) && x.stride(0) % 8 == 0 && w.rows % 2 == 0;
 }
 
 }  // namespace
@@ -34,7 +35,7 @@ bool fuses(const Tensor& x, const Weight& w) {
 void linear_many(const Ctx& ctx, const Tensor& x, std::span<const ops::LinearPart> parts) noexcept {
   GemmArgs args = args_of(ctx, x);
   if (x.dim(0) == 0) return;
-  const bool fused = std::all_of(parts.begin(), parts.end(), [&](const ops::LinearPart& p) { return fuses(x, p.w); });
+  const bool fused = std::all_of(parts.begin(), parts.end(), [&](const ops::LinearPart& p) { return fuses(ctx, x, p.w); });
   if (needs_more(parts) && !fused) {
     linear_in_steps(ctx, x, parts, [&](std::span<const ops::LinearPart> plain) { cuda::linear_many(ctx, x, plain); });
     return;
@@ -55,7 +56,7 @@ void linear_many(const Ctx& ctx, const Tensor& x, std::span<const ops::LinearPar
 void linear_two(const Ctx& ctx, const ops::LinearOne& a, const ops::LinearOne& b) noexcept {
   const bool alike = a.w.rows == b.w.rows && a.w.cols == b.w.cols && a.x.stride(0) == b.x.stride(0) && a.x.dim(0) == b.x.dim(0) &&
                      a.w.scheme == b.w.scheme;
-  if (!alike || !fuses(a.x, a.w)) {
+  if (!alike || !fuses(ctx, a.x, a.w)) {
     for (const ops::LinearOne* one : {&a, &b}) {
       const ops::LinearPart part{one->w, one->y};
       cuda::linear_many(ctx, one->x, {&part, 1});

@@ -38,7 +38,7 @@ struct Mix {
 
   bool fuses_low() const {
     const auto plain = [](const Weight& w) { return !w || (w.scheme == Scheme::bf16 && w.cols == 128); };
-    return plain(args.z_up) && plain(args.gate_up) &&
+    return !ctx.deterministic && plain(args.z_up) && plain(args.gate_up) &&
            kda_decode_takes_low(tokens() * heads(), state.recurrent_dtype == DType::bf16, device_info());
   }
   void low_products() const {

@@ -205,8 +205,9 @@ void routed_experts(const Ctx& ctx, const ops::RoutedExperts& a) noexcept {
     cuda::linear_many(ctx, a.shared_hidden, {&part, 1});
   };
   // Measured on an H200: routing in every block is sooner done than a launch for one token and few experts, else later. Who watches
-  // routes wants a router of its own.
-  if (tokens == 1 && !ctx.gpu->on_routes && !plain_device() && a.logits.dim(1) <= kRoutedInside && moe_stream_routes(tokens, topk)) {
+  // routes wants a router of its own; deterministic sums have one form whatever the number of tokens: that of moe().
+  const bool one_launch = !ctx.deterministic && !plain_device();
+  if (one_launch && tokens == 1 && !ctx.gpu->on_routes && a.logits.dim(1) <= kRoutedInside && moe_stream_routes(tokens, topk)) {
     Besides b;
     if (a.shared_down.scheme == Scheme::bf16 && a.shared_down && a.shared_hidden.contiguous() &&
         moe_stream_takes_shared(experts_of(a.bank), tokens, topk, a.shared_down.cols, device_info())) {
@@ -226,7 +227,7 @@ void routed_experts(const Ctx& ctx, const ops::RoutedExperts& a) noexcept {
   separately();
   const Tensor ids = ctx.workspace->tensor({tokens, topk}, DType::i32), weights = ctx.workspace->tensor({tokens, topk});
   cuda::router(ctx, a.logits, a.bias, a.route, ids, weights);
-  if (tokens <= kStreamTokens && !plain_device()) return summed({.ids = ids, .weights = weights, .topk = topk, .add = shared});
+  if (one_launch && tokens <= kStreamTokens) return summed({.ids = ids, .weights = weights, .topk = topk, .add = shared});
   cuda::moe(ctx, a.z, ids, weights, a.bank, a.activation, a.out);
   if (a.norm) cuda::rms_norm(ctx, a.out, a.norm, a.eps, a.out);
   if (shared) cuda::add(ctx, shared, a.out);
