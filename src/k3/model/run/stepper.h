@@ -75,6 +75,7 @@ class Stepper {
   explicit Stepper(const Model& model);
   static Result<std::unique_ptr<Gpu>> make_gpu(const Model& model, const StepLimits& limits);
   Result<Tensor> run_on_gpu(const Batch& batch);
+  bool in_parts(int64_t tokens) const;
   Status compute_on_gpu(const Batch& batch, const Tensor& logits);
 
   const Model* model_;
