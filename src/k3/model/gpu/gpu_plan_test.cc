@@ -73,7 +73,9 @@ TEST(GpuPlan, HostMemoryDecidesHowManyLayersAreWhole) {
     EXPECT_LE(plan->device_bytes(), 60 * kGiB);
     EXPECT_EQ(plan->whole_layers + plan->store.layers, bytes.layers);
     // No layer more is whole than has to be.
-    if (plan->whole_layers > 0) EXPECT_GT(plan->host_bytes() + layer, ram);
+    if (plan->whole_layers > 0) {
+      EXPECT_GT(plan->host_bytes() + layer, ram);
+    }
     most = std::max(most, plan->whole_layers);
   }
   EXPECT_GT(refused, 0);

@@ -101,7 +101,9 @@ void check_fetch(int experts, int slots, int first_slot, int64_t bytes, int topk
     gpu_sync();
     oracle.step(routing.ids, first_expert, first_slot, admit);
     ASSERT_EQ(layer.slot.get(), oracle.slot) << step;
-    if (slots > 0) ASSERT_EQ(layer.owner.get(), oracle.owner) << step;
+    if (slots > 0) {
+      ASSERT_EQ(layer.owner.get(), oracle.owner) << step;
+    }
     ASSERT_EQ(layer.score.get(), oracle.score) << step;
   }
   const MoeFetchCounts counts = layer.counts.get()[0];
@@ -214,7 +216,9 @@ void check_results(const Problem& p) {
     args.z = z.data(), args.z_stride = p.width, args.ids = ids.data(), args.tokens = p.tokens, args.topk = p.topk;
     args.first_expert = p.first, args.rows = rows.data(), args.workspace = workspace.data();
     ASSERT_EQ(moe_grouped_prepare_cuda(args, nullptr).code, 0);
-    if (i < 2) ASSERT_EQ(moe_grouped_products_cuda(args, nullptr).code, 0);
+    if (i < 2) {
+      ASSERT_EQ(moe_grouped_products_cuda(args, nullptr).code, 0);
+    }
     for (int begin = 0; i == 2 && begin < local;) {
       int end = begin, staged = 0;
       const int room = 1 + begin % 4;
