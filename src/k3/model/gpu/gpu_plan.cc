@@ -15,7 +15,7 @@ constexpr int64_t kMiB = int64_t{1} << 20;
 constexpr int64_t kProgramBytes = 768 * kMiB;
 constexpr int64_t kMeasureFlush = 160 * kMiB;  // what flushes the cache while products are measured
 // A staging area is copied in some milliseconds, far longer than the launches of the kernels that read it take.
-constexpr int64_t kStagingArea = 256 * kMiB, kStagingShare = 32;
+constexpr int64_t kStagingArea = 128 * kMiB, kStagingShare = 16;  // of what is left for experts
 constexpr int64_t kExpertsAtOnce = 64;  // of one read
 constexpr int64_t kScratchShare = 8, kLeastChunk = 16;
 constexpr int64_t kAlign = 256;
@@ -150,14 +150,14 @@ Result<GpuPlan> plan_gpu(const Config& c, const GpuModelBytes& b, const GpuPlanR
       if (last) return too_little_vram(p);
       continue;
     }
-    const int64_t area = std::min(kStagingArea, r.run.limit_bytes / kStagingShare);
-    for (const int64_t staged : {std::clamp<int64_t>(area / p.expert_bytes, 1, p.experts), int64_t{1}}) {
-      p.store = {.layers = p.layers, .experts = p.experts, .expert_bytes = p.expert_bytes, .slots = 0, .staged = staged};
-      p.at_once = std::min(staged, kExpertsAtOnce);
-      p.staging_bytes = std::max(b.largest_part, p.at_once * p.expert_bytes);
-      // The tables of a store grow with its slots by four bytes each.
-      const int64_t room = r.run.limit_bytes - fixed_bytes(p) - p.store.device_bytes() - p.layers * p.experts * 4 - 4096;
-      if (room < 0) continue;
+    // The tables of a store grow with its slots by four bytes each.
+    p.store = {.layers = p.layers, .experts = p.experts, .expert_bytes = p.expert_bytes, .slots = 0, .staged = 0};
+    int64_t room = r.run.limit_bytes - fixed_bytes(p) - p.store.device_bytes() - p.layers * p.experts * 4 - 4096;
+    p.store.staged = std::clamp<int64_t>(std::min(kStagingArea, room / kStagingShare) / p.expert_bytes, 1, p.experts);
+    p.at_once = std::min(p.store.staged, kExpertsAtOnce);
+    p.staging_bytes = std::max(b.largest_part, p.at_once * p.expert_bytes);
+    room -= 2 * p.store.staged * p.expert_bytes;
+    if (room >= 0) {
       if (!plan_experts(room, p)) return too_little_ram(p, room / p.expert_bytes);
       return p;
     }

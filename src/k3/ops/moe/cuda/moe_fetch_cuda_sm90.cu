@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kThreads) decide(const __grid_constant__ MoeFe
   const bool missing = wanted && p.slot[tid] < 0;
   float score = 0;
   if (expert) {
-    score = p.score[tid] * p.keep + static_cast<float>(uses[tid]);
+    score = fmaf(p.score[tid], p.keep, static_cast<float>(uses[tid]));
     p.score[tid] = score;
   }
   scores[tid] = score;

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include "k3/ops/moe/cuda/moe_experts_gpu_test.h"
@@ -64,7 +65,7 @@ struct Oracle {
     }
     std::vector<size_t> takers, givers;
     for (size_t e = 0; e < slot.size(); ++e) {
-      score[e] = score[e] * 0.875F + static_cast<float>(uses[e]);
+      score[e] = std::fma(score[e], 0.875F, static_cast<float>(uses[e]));
       wanted += uses[e] > 0;
       if (uses[e] > 0 && slot[e] < 0) takers.push_back(e);
     }
