@@ -126,6 +126,9 @@ Result<LoadedModel> load_model(const std::string& path, const ComputeOptions& op
                        options.expert_stats));
     }
   }
+  if (loaded.model->device().is_cuda() && !options.expert_stats.empty()) {
+    note(fmt::format("k3: --expert-stats {} is for --device cpu; a GPU learns anew at every start which experts are used", options.expert_stats));
+  }
   loaded.load_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return loaded;
 }

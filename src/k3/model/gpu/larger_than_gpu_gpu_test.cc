@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <thread>
@@ -127,8 +128,17 @@ class LargerThanGpu : public testing::TestWithParam<bool> {
   GpuModelBytes bytes_;
 };
 
-bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * 4) == 0;
+// Says where the first difference is.
+testing::AssertionResult same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  if (a.size() != b.size()) return testing::AssertionFailure() << a.size() << " logits instead of " << b.size();
+  if (std::memcmp(a.data(), b.data(), a.size() * 4) == 0) return testing::AssertionSuccess();
+  size_t first = a.size(), different = 0, no_numbers = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (std::memcmp(&a[i], &b[i], 4) != 0) first = std::min(first, i), ++different;
+    no_numbers += std::isnan(a[i]);
+  }
+  return testing::AssertionFailure() << different << " of " << a.size() << " logits differ, the first in row " << first / 1024 << " ("
+                                     << a[first] << ", not " << b[first] << "); " << no_numbers << " are NaN";
 }
 
 TEST_P(LargerThanGpu, SameLogitsWhateverTheBudget) {

@@ -51,7 +51,9 @@ Result<std::byte*> device_allocate(Device device, int64_t bytes) {
     return fail(Code::exhausted, "no memory for {} on {}: {} of {} are free", format_bytes(bytes), device_name(device),
                 format_bytes(left.free_bytes), format_bytes(left.total_bytes));
   }
-  const cudaError_t error = cudaMemset(memory, 0, static_cast<size_t>(bytes));
+  // cudaMemset does not wait, and streams that do not block are not ordered behind it: what they write could be cleared.
+  cudaError_t error = cudaMemset(memory, 0, static_cast<size_t>(bytes));
+  if (error == cudaSuccess) error = cudaStreamSynchronize(nullptr);
   if (error != cudaSuccess) cudaFree(memory);
   K3_TRY(status_of(error, "clearing device memory"));
   return static_cast<std::byte*>(memory);
