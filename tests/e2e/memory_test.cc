@@ -92,6 +92,10 @@ TEST(Ram, RefusalsNameTheirReason) {
   EXPECT_EQ(large.code, 6) << large.err;
   EXPECT_THAT(large.err, HasSubstr("control groups"));
   EXPECT_EQ(k3({"run", kMini, "-p", "x", "--ram", "lots"}).code, 2);
+  const Outcome vram = k3({"run", kMini, "-p", "x", "--vram", "8GiB"});
+  EXPECT_EQ(vram.code, 2) << vram.err;
+  EXPECT_THAT(vram.err, HasSubstr("--device cuda"));
+  EXPECT_EQ(k3({"run", kMini, "-p", "x", "--vram", "much"}).code, 2);
   const Scratch scratch;
   put_file(scratch.path("bad"), "{");
   const Outcome bad = k3({"run", kMini, "-p", "x", "--ram", "100MiB", "--ctx", "512", "--expert-stats", scratch.path("bad")});

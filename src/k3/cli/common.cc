@@ -40,11 +40,11 @@ void place_in_memories(const LoadedModel& loaded) {
   if (!place_weights(weights, plan)) log_info("the system does not let memory be placed; weights stay where they are");
 }
 
-void print_plan(const MemoryPlan& plan) {
+void print_plan(const std::vector<PlanLine>& lines, int64_t streamed_read_bytes) {
   Table table({"memory plan", "bytes", ""});
-  for (const PlanLine& line : plan_lines(plan)) table.row({"  " + line.what, format_bytes(line.bytes), line.remark});
+  for (const PlanLine& line : lines) table.row({"  " + line.what, format_bytes(line.bytes), line.remark});
   std::string text = table.text();
-  if (plan.streamed_read_bytes > 0) text += fmt::format("  read every step  {}\n", format_bytes(plan.streamed_read_bytes));
+  if (streamed_read_bytes > 0) text += fmt::format("  read every step  {}\n", format_bytes(streamed_read_bytes));
   text.pop_back();
   note(text);
 }
@@ -55,6 +55,9 @@ Result<LoadOptions> load_options(const std::string& path, const ComputeOptions& 
   load.ram_auto = options.ram == "auto";
   if (!options.ram.empty() && !load.ram_auto) {
     K3_TRY_ASSIGN(load.ram_bytes, parse_bytes(options.ram));
+  }
+  if (!options.vram.empty()) {
+    K3_TRY_ASSIGN(load.vram_bytes, parse_bytes(options.vram));
   }
   K3_TRY_ASSIGN(const Config config, load_config(path));
   K3_TRY_ASSIGN(const RunnerOptions run, runner_options(options, config));
@@ -80,6 +83,13 @@ LoadedModel::~LoadedModel() {
                      "trunk",
                      format_bytes(s->read_bytes), s->steps, 100.0 * static_cast<double>(s->expert_hits) / static_cast<double>(wanted),
                      wanted, format_seconds(s->expert_wait_seconds), format_seconds(s->trunk_wait_seconds)));
+  }
+  if (const auto stored = model->expert_store_stats(); stored.ok() && *stored) {
+    const ops::ExpertStoreStats& s = **stored;
+    const int64_t wanted = std::max<int64_t>(s.wanted, 1);
+    note(fmt::format("k3: {} came over the bus: {:.0f} % of {} experts of short steps were on the GPU, {} of experts in parts for long ones",
+                     format_bytes(s.bus_bytes()), 100.0 * static_cast<double>(s.wanted - s.missing) / static_cast<double>(wanted), s.wanted,
+                     format_bytes(s.staged_bytes)));
   }
   if (const Status saved = model->save_expert_stats(); !saved.ok()) note("k3: " + saved.error().message);
 }
@@ -109,6 +119,9 @@ Result<LoadedModel> load_model(const std::string& path, const ComputeOptions& op
       note(fmt::format("k3: --expert-stats {}: every expert is in memory, so none is counted and the file stays as it is (see --ram)",
                        options.expert_stats));
     }
+  }
+  if (loaded.model->device().is_cuda() && !options.expert_stats.empty()) {
+    note(fmt::format("k3: --expert-stats {} is for --device cpu; a GPU learns anew at every start which experts are used", options.expert_stats));
   }
   loaded.load_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return loaded;

@@ -18,6 +18,7 @@ struct ComputeOptions {
   int64_t chunk_tokens = 512;
   bool deterministic = false;
   std::string ram;           // "": everything in memory if it fits; auto; a size
+  std::string vram;          // with a GPU; "": all that is free; a size
   std::string expert_stats;  // file of expert use, read and written
   std::string act = "policy";  // policy | int8
 };

@@ -48,7 +48,7 @@ void add_threads_and_policy(CLI::App& app, ComputeOptions& o) {
 
 void add_other_compute(CLI::App& app, ComputeOptions& o) {
   const char* group = kComputing;
-  app.add_option("--device", o.device, "Where to compute: cpu (default), cuda, or cuda:1 for the second GPU; the whole model must fit its memory")
+  app.add_option("--device", o.device, "Where to compute: cpu (default), cuda, or cuda:1 for the second GPU (routed experts that do not fit its memory stay in host memory, see --vram)")
       ->group(group);
   app.add_option("--cpu-isa", o.isa, "Instruction set: auto, " + ops::isa_names() + " (default auto)")
       ->check(CLI::IsMember({"auto", "scalar", "avx2", "avx512", "avx512bf16", "amx"}))
@@ -66,9 +66,18 @@ void add_other_compute(CLI::App& app, ComputeOptions& o) {
       ->group(group);
   app.add_option("--ram", o.ram,
                  "Most memory to use, like 8GiB, or auto (what is free): weights that do not fit are read from disk as they "
-                 "are needed (default: all in memory; auto if they do not fit)")
+                 "are needed (default: all in memory; auto if they do not fit). With --device cuda: most host memory for routed "
+                 "experts that do not fit --vram")
       ->check([](const std::string& text) {
         if (text == "auto") return std::string();
+        const auto bytes = parse_bytes(text);
+        return bytes.ok() ? std::string() : bytes.error().message;
+      })
+      ->group(group);
+  app.add_option("--vram", o.vram,
+                 "With --device cuda: most GPU memory to use, like 8GiB; routed experts that do not fit stay in host memory, and the "
+                 "GPU keeps those that are used most (default: all that is free, if the model needs it)")
+      ->check([](const std::string& text) {
         const auto bytes = parse_bytes(text);
         return bytes.ok() ? std::string() : bytes.error().message;
       })

@@ -37,6 +37,29 @@ Result<MemoryPlan> make_plan(const Checkpoint& checkpoint, const Config& config,
   return plan_memory(config, bytes, request);
 }
 
+// What lies on the GPU and what in host memory; nothing when nobody asked and everything fits.
+Result<std::optional<GpuPlan>> make_gpu_plan(const Config& config, const LoadOptions& options) {
+  K3_TRY_ASSIGN(const DeviceMemory memory, device_memory(options.device));
+  const int64_t free = memory.free_bytes - memory.free_bytes / kAutoShare;
+  const bool asked = options.vram_bytes || options.ram_bytes || options.ram_auto;
+  if (!asked && text_weight_bytes(config) <= free) return std::optional<GpuPlan>();
+  const int64_t available = available_memory_bytes();
+  GpuPlanRequest request;
+  request.run = options.run;
+  request.run.limit_bytes = options.vram_bytes.value_or(free);
+  request.ram_bytes = options.ram_bytes.value_or(available - available / kAutoShare);
+  if (request.run.limit_bytes > memory.total_bytes) {
+    return fail(Code::exhausted, "--vram {} is more than the {} of {}", format_bytes(request.run.limit_bytes),
+                format_bytes(memory.total_bytes), device_name(options.device));
+  }
+  if (request.ram_bytes > available) {
+    return fail(Code::exhausted, "--ram {} is more than the {} that the system and its control groups have left",
+                format_bytes(request.ram_bytes), format_bytes(available));
+  }
+  K3_TRY_ASSIGN(GpuPlan plan, plan_gpu(config, gpu_model_bytes(config, request.run.chunk_tokens), request));
+  return std::optional<GpuPlan>(std::move(plan));
+}
+
 }  // namespace
 
 Result<Model> Model::load(const std::string& path, ThreadPool& pool, const LoadProgress& progress) {
@@ -53,18 +76,24 @@ Result<Model> Model::load(const std::string& path, ThreadPool& pool, const LoadO
   resolve_by_tensors(checkpoint, model.config_);
   K3_TRY(check_sizes(model.config_));
   if (options.device.is_cuda()) {
-    if (options.ram_bytes || options.ram_auto) {
-      return fail(Code::unsupported, "a memory plan (--ram) is for --device cpu; on a GPU the whole model must fit its memory");
-    }
     model.device_ = options.device;
-    K3_TRY_ASSIGN(model.weights_, load_weights_on(options.device, checkpoint, model.config_, pool, options.progress).with_context(model.folder_));
+    K3_TRY(check_gpu_config(model.config_));
+    K3_TRY_ASSIGN(model.gpu_plan_, make_gpu_plan(model.config_, options).with_context(model.folder_));
+    if (model.gpu_plan_) {
+      model.plan_ = model.gpu_plan_->steps();
+      if (options.on_plan) options.on_plan(plan_lines(*model.gpu_plan_), 0);
+    }
+    const GpuPlan* const plan = model.gpu_plan_ ? &*model.gpu_plan_ : nullptr;
+    K3_TRY_ASSIGN(model.weights_,
+                  load_weights_on(options.device, checkpoint, model.config_, plan, pool, options.progress).with_context(model.folder_));
     return model;
   }
+  if (options.vram_bytes) return fail(Code::invalid_argument, "--vram is for --device cuda; --ram limits the memory of a CPU");
   const bool asked = options.ram_bytes || options.ram_auto;
   if (asked || text_weight_bytes(model.config_) > available_memory_bytes()) {
     K3_TRY_ASSIGN(ExpertTable experts, ExpertTable::build(checkpoint, model.config_).with_context(model.folder_));
     K3_TRY_ASSIGN(model.plan_, make_plan(checkpoint, model.config_, experts, options).with_context(model.folder_));
-    if (options.on_plan) options.on_plan(*model.plan_);
+    if (options.on_plan) options.on_plan(plan_lines(*model.plan_), model.plan_->streamed_read_bytes);
     if (!model.plan_->everything) {
       K3_TRY_ASSIGN(model.stream_, WeightStream::open(std::move(checkpoint), model.config_, std::move(experts), *model.plan_,
                                                       options.stream, pool, options.progress)
@@ -90,6 +119,12 @@ Result<Model> Model::random(const Config& config, uint64_t seed, Device device, 
 std::optional<StreamStats> Model::stream_stats() const {
   if (stream_ == nullptr) return std::nullopt;
   return stream_->stats();
+}
+
+Result<std::optional<ops::ExpertStoreStats>> Model::expert_store_stats() const {
+  if (weights_.experts == nullptr) return std::optional<ops::ExpertStoreStats>();
+  K3_TRY_ASSIGN(const ops::ExpertStoreStats stats, weights_.experts->stats());
+  return std::optional<ops::ExpertStoreStats>(stats);
 }
 
 Status Model::save_expert_stats() const { return stream_ == nullptr ? Status() : stream_->save_expert_stats(); }

@@ -21,6 +21,7 @@
 #include "k3/format/checkpoint.h"
 #include "k3/format/config.h"
 #include "k3/model/forward.h"
+#include "k3/model/gpu/gpu_plan.h"
 #include "k3/model/run/sequence.h"
 #include "k3/model/run/stepper.h"
 #include "k3/model/stream/weight_stream.h"
@@ -34,10 +35,12 @@ struct LoadOptions {
   // Most memory of model, runner and program: absent: everything in memory if it fits, else as much as there is.
   std::optional<int64_t> ram_bytes;
   bool ram_auto = false;  // what the system and its control groups have left
+  // On a GPU: most of its memory; ram_bytes is then the most pinned host memory. Absent: all that is free, if the model needs it.
+  std::optional<int64_t> vram_bytes;
   PlanRequest run;        // sizes of the Runner to come; limit_bytes is set by load
   StreamOptions stream;
   LoadProgress progress;
-  std::function<void(const MemoryPlan&)> on_plan;  // before anything is loaded; not called for the ordinary loader
+  std::function<void(const std::vector<PlanLine>&, int64_t streamed_read_bytes)> on_plan;  // before anything is loaded; not called for the ordinary loader
 };
 
 class Model {
@@ -51,9 +54,11 @@ class Model {
   const Config& config() const { return config_; }
   const WeightSet& weights() const { return weights_; }  // empty when they come through a stream
   WeightSource source() const { return {&weights_, stream_.get()}; }
-  // With LoadOptions::ram, or when the model did not fit: what was promised.
+  // With LoadOptions::ram or vram, or when the model did not fit: what was promised. gpu_plan: the whole of it, on a GPU.
   const std::optional<MemoryPlan>& plan() const { return plan_; }
+  const std::optional<GpuPlan>& gpu_plan() const { return gpu_plan_; }
   std::optional<StreamStats> stream_stats() const;  // of a model that reads from disk
+  Result<std::optional<ops::ExpertStoreStats>> expert_store_stats() const;  // of a model larger than its GPU
   Status save_expert_stats() const;                 // to StreamOptions::expert_stats, if that was given
   Device device() const { return device_; }
   const std::string& folder() const { return folder_; }
@@ -64,6 +69,7 @@ class Model {
   Config config_;
   WeightSet weights_;
   std::optional<MemoryPlan> plan_;
+  std::optional<GpuPlan> gpu_plan_;
   std::unique_ptr<WeightStream> stream_;
   std::string folder_;
 };

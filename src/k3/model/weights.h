@@ -15,6 +15,7 @@
 #include "k3/base/threads.h"
 #include "k3/format/checkpoint.h"
 #include "k3/format/config.h"
+#include "k3/ops/moe/expert_store.h"
 #include "k3/ops/moe/moe.h"
 #include "k3/ops/weight.h"
 #include "k3/tensor/tensor.h"
@@ -70,7 +71,8 @@ struct WeightSet {
   Tensor output_res_query;  // [hidden]
   std::vector<LayerWeights> layers;
   std::vector<Storage> arenas;
-  int64_t size_bytes = 0;
+  std::unique_ptr<ops::ExpertStore> experts;  // on a GPU: those of layers that do not fit it
+  int64_t size_bytes = 0;                     // without what `experts` holds
 };
 
 // Stored bytes of everything but the vision parts.

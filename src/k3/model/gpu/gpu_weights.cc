@@ -14,7 +14,7 @@
 namespace k3 {
 namespace {
 
-constexpr int64_t kExpertsAtOnce = 64;  // of one read and copy
+constexpr int64_t kExpertsAtOnce = 64;  // of one read and copy, without a plan
 
 // Every view of a part of the weights, as a pointer to be moved from the host's arena to the device's.
 struct Mover {
@@ -53,8 +53,14 @@ struct Mover {
 
 class Loader {
  public:
-  Loader(Device device, const Checkpoint& checkpoint, const Config& config, ThreadPool& pool, const LoadProgress& progress)
-      : device_(device), checkpoint_(checkpoint), config_(config), pool_(pool), progress_(progress), total_(text_weight_bytes(config)) {}
+  Loader(Device device, const Checkpoint& checkpoint, const Config& config, const GpuPlan* plan, ThreadPool& pool,
+         const LoadProgress& progress)
+      : device_(device), checkpoint_(checkpoint), config_(config), pool_(pool), progress_(progress), total_(text_weight_bytes(config)) {
+    if (plan == nullptr || plan->everything) return;
+    plan_ = plan;
+    at_once_ = plan->at_once;
+    whole_layers_left_ = plan->whole_layers;
+  }
   // After an error copies may still be under way from memory that goes now.
   ~Loader() {
     for (const StreamHandle* stream : {&stream_, &small_stream_, &pack_stream_}) {
@@ -65,11 +71,7 @@ class Loader {
   Loader& operator=(const Loader&) = delete;
 
   Result<WeightSet> run() {
-    K3_TRY_ASSIGN(const DeviceMemory memory, device_memory(device_));
-    if (total_ > memory.free_bytes) {
-      return fail(Code::exhausted, "the weights need {} and {} has {} free; --device cpu runs models of any size", format_bytes(total_),
-                  device_name(device_), format_bytes(memory.free_bytes));
-    }
+    K3_TRY(set_current_device(device_));
     Clock clock;
     K3_TRY_ASSIGN(stream_, make_stream());
     K3_TRY_ASSIGN(small_stream_, make_stream());
@@ -80,6 +82,9 @@ class Loader {
     }
     K3_TRY_ASSIGN(PinnedFeeder feeder, PinnedFeeder::create(device_, pool_, stream_.get()));
     feeder_.emplace(std::move(feeder));
+    if (plan_ != nullptr) {
+      K3_TRY_ASSIGN(set_.experts, ops::ExpertStore::create(device_, plan_->store));
+    }
     clock.lap(place_seconds_);
     set_.layers.resize(static_cast<size_t>(config_.num_hidden_layers));
     for (int64_t l = 0; l < config_.num_hidden_layers; ++l) {
@@ -100,6 +105,10 @@ class Loader {
     log_info("weights onto {}: {} in arenas and streams, {} in names and places, {} in reads and copies, {} in small parameters",
              device_name(device_), format_seconds(place_seconds_), format_seconds(wire_seconds_), format_seconds(feed_seconds_),
              format_seconds(small_seconds_));
+    feeder_.reset();
+    for (Unpacked& u : unpacked_) u.memory = Storage();
+    packed_ = Storage();
+    if (set_.experts) K3_TRY(set_.experts->finish(pack_stream_.get()));
     return std::move(set_);
   }
 
@@ -173,20 +182,57 @@ class Loader {
     bank.hidden = config_.moe_intermediate_size;
     bank.scheme = config_.experts_mxfp4 ? ops::Scheme::mxfp4 : ops::Scheme::bf16;
     const ops::cuda::ExpertBankBytes bytes = ops::cuda::expert_bank_bytes(bank);
+    K3_TRY_ASSIGN(Storage factors, Storage::allocate_on(device_, bytes.factors));
+    bank.factors = reinterpret_cast<const float*>(factors.data());
+    set_.arenas.push_back(std::move(factors));
+    set_.size_bytes += bytes.factors;
+    if (plan_ != nullptr && whole_layers_left_-- <= 0) return experts_in_host_memory(l, bank);
     K3_TRY_ASSIGN(Storage gate_up, Storage::allocate_on(device_, bytes.gate_up));
     K3_TRY_ASSIGN(Storage down, Storage::allocate_on(device_, bytes.down));
-    K3_TRY_ASSIGN(Storage factors, Storage::allocate_on(device_, bytes.factors));
     bank.gate_up = gate_up.data();
     bank.down = down.data();
-    bank.factors = reinterpret_cast<const float*>(factors.data());
-    set_.size_bytes += bytes.gate_up + bytes.down + bytes.factors;
-    for (int64_t begin = 0; begin < bank.experts; begin += kExpertsAtOnce) {
-      std::vector<ops::ExpertWeights> some(static_cast<size_t>(std::min(kExpertsAtOnce, bank.experts - begin)));
+    set_.size_bytes += bytes.gate_up + bytes.down;
+    for (Storage* storage : {&gate_up, &down}) set_.arenas.push_back(std::move(*storage));
+    return each_expert(l, bank, [&](int64_t, int64_t) { return Status(); },
+                       [&](int64_t e, const ops::ExpertWeights& w) {
+                         return ops::cuda::pack_expert(bank, e, w.w1, w.w2, w.w3, pack_stream_.get());
+                       });
+  }
+
+  // Packed on the device, some at a time, and copied back.
+  Status experts_in_host_memory(int64_t l, ops::ExpertBank& bank) {
+    const ops::ExpertStoreShape& shape = set_.experts->shape();
+    bank.store = set_.experts.get();
+    bank.store_layer = stored_layers_++;
+    K3_TRY_ASSIGN(std::byte* const host, set_.experts->add_layer());
+    if (packed_.size_bytes() == 0) {
+      K3_TRY_ASSIGN(packed_, Storage::allocate_on(device_, at_once_ * shape.expert_bytes));
+    }
+    const int64_t gate_up = ops::cuda::expert_bank_bytes(bank).gate_up / bank.experts;
+    return each_expert(l, bank,
+                       [&](int64_t begin, int64_t count) {
+                         return copy_async(host + begin * shape.expert_bytes, packed_.data(), count * shape.expert_bytes, pack_stream_.get());
+                       },
+                       [&](int64_t e, const ops::ExpertWeights& w) {
+                         ops::ExpertBank one = bank;
+                         one.gate_up = packed_.data() + e % at_once_ * shape.expert_bytes;
+                         one.down = packed_.data() + e % at_once_ * shape.expert_bytes + gate_up;
+                         one.factors = bank.factors + 4 * e;
+                         return ops::cuda::pack_expert(one, 0, w.w1, w.w2, w.w3, pack_stream_.get());
+                       });
+  }
+
+  // pack(e, matrices on the device) for each expert of a layer; done(begin, count) after some of them.
+  template <class Done, class Pack>
+  Status each_expert(int64_t l, const ops::ExpertBank& bank, const Done& done, const Pack& pack) {
+    for (int64_t begin = 0; begin < bank.experts; begin += at_once_) {
+      std::vector<ops::ExpertWeights> some(static_cast<size_t>(std::min(at_once_, bank.experts - begin)));
       const auto wire = [&](ArenaPlan& plan) -> Status {
         for (size_t i = 0; i < some.size(); ++i) K3_TRY(wire_expert(plan, l, begin + static_cast<int64_t>(i), some[i]));
         return {};
       };
-      Unpacked& to = unpacked_[turn_ ^= 1];
+      if (plan_ == nullptr) turn_ ^= 1;  // a plan counts on one place
+      Unpacked& to = unpacked_[turn_];
       K3_TRY_ASSIGN(const int64_t read_bytes, bring(wire, [&](int64_t count) { return make_room(to, count); }));
       const Mover move{host_.data(), read_bytes, to.memory.data()};
       K3_TRY(record(fed_, stream_.get()));
@@ -197,12 +243,12 @@ class Loader {
           return fail(Code::unsupported, "the experts of layer {} are neither BF16 nor MXFP4, which is what the GPU kernels read", l);
         }
         move.all(e.w1, e.w2, e.w3);
-        K3_TRY(ops::cuda::pack_expert(bank, begin + static_cast<int64_t>(i), e.w1, e.w2, e.w3, pack_stream_.get()));
+        K3_TRY(pack(begin + static_cast<int64_t>(i), e));
       }
+      K3_TRY(done(begin, static_cast<int64_t>(some.size())));
       K3_TRY(record(to.packed, pack_stream_.get()));
       to.in_use = true;
     }
-    for (Storage* storage : {&gate_up, &down, &factors}) set_.arenas.push_back(std::move(*storage));
     return {};
   }
 
@@ -221,6 +267,9 @@ class Loader {
   Unpacked unpacked_[2];
   size_t turn_ = 0;
   EventHandle fed_;
+  const GpuPlan* plan_ = nullptr;  // of a model with experts in host memory
+  int64_t at_once_ = kExpertsAtOnce, whole_layers_left_ = 0, stored_layers_ = 0;
+  Storage packed_;
   WeightSet set_;
 };
 
@@ -281,12 +330,12 @@ Status check_gpu_config(const Config& c) {
   return {};
 }
 
-Result<WeightSet> load_weights_on(Device device, const Checkpoint& checkpoint, const Config& config, ThreadPool& pool,
+Result<WeightSet> load_weights_on(Device device, const Checkpoint& checkpoint, const Config& config, const GpuPlan* plan, ThreadPool& pool,
                                   const LoadProgress& progress) {
   K3_TRY(check_gpu_config(config));
   K3_TRY(set_current_device(device));
   K3_TRY(ops::cuda::check_device());
-  K3_TRY_ASSIGN(WeightSet set, Loader(device, checkpoint, config, pool, progress).run());
+  K3_TRY_ASSIGN(WeightSet set, Loader(device, checkpoint, config, plan, pool, progress).run());
   K3_TRY(check_matrices(set));
   return set;
 }

@@ -92,6 +92,7 @@ class Stepper {
   Status compute_token_on_gpu(const Batch& batch, int64_t sequence, int64_t token);
   Status copy_states_on_gpu(const Batch& batch, int64_t sequence, int64_t tokens_done);
   Status reserve_logits_on_gpu(int64_t rows);
+  bool in_parts(int64_t tokens) const;
   Status compute_on_gpu(const Batch& batch, const Tensor& logits);
 
   const Model* model_;

@@ -3,9 +3,11 @@
 // block table and the length (MLA divides its work by the length alone, as a sequence on its own has it). The first step after a
 // start is launched, the others replay one captured graph. Prompts take as long as decoding them would.
 #include <algorithm>
+#include <mutex>
 
 #include "k3/model/model.h"
 #include "k3/model/run/stepper.h"
+#include "k3/ops/moe/expert_store.h"
 
 namespace k3 {
 
@@ -16,11 +18,16 @@ Result<Tensor> Stepper::run_each_token_on_gpu(const Batch& batch) {
   K3_TRY(set_current_device(model_->device()));
   K3_TRY(reserve_logits_on_gpu(std::max<int64_t>(rows, 1)));
   const Tensor host(gpu.host_logits.data(), DType::f32, {rows, vocab});
+  ops::ExpertStore* const experts = model_->weights().experts.get();
+  std::unique_lock<std::mutex> turn;
+  if (experts != nullptr) turn = std::unique_lock(experts->step_mutex());
   size_t row = 0;  // the next that is wanted
   for (int64_t s = 0; s < batch.sequence_count(); ++s) {
     const int64_t begin = batch.offsets[static_cast<size_t>(s)], end = batch.offsets[static_cast<size_t>(s) + 1];
     for (int64_t t = begin; t < end; ++t) {
+      if (experts != nullptr) K3_TRY(experts->begin_step(false, gpu.stream.get()));
       K3_TRY(compute_token_on_gpu(batch, s, t));
+      if (experts != nullptr) K3_TRY(experts->end_step(gpu.stream.get()));
       K3_TRY(copy_states_on_gpu(batch, s, t + 1 - begin));
       if (row == batch.logit_rows.size() || batch.logit_rows[row] != t) continue;
       K3_TRY(copy_async(host.at(static_cast<int64_t>(row)).data, gpu.logits.data(), vocab * 4, gpu.stream.get()));

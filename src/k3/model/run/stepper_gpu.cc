@@ -1,5 +1,6 @@
 // Steps on a GPU: arrays staged, kernels queued or a captured graph replayed, logits fetched.
 #include <algorithm>
+#include <mutex>
 
 #include "k3/model/model.h"
 #include "k3/model/run/stepper.h"
@@ -56,6 +57,15 @@ Result<std::unique_ptr<Stepper::Gpu>> Stepper::make_gpu(const Model& model, cons
   return gpu;
 }
 
+// Whether experts that lie in host memory come to the GPU in parts that the host chooses: no graph can hold that.
+bool Stepper::in_parts(int64_t tokens) const {
+  if (model_->weights().experts == nullptr) return false;
+  for (const LayerWeights& l : model_->weights().layers) {
+    if (l.moe.bank.store != nullptr) return ops::cuda::moe_in_parts(l.moe.bank, tokens);
+  }
+  return false;
+}
+
 // The kernels of a step, as a graph once they have run a first time (which has warmed the workspace).
 Status Stepper::compute_on_gpu(const Batch& batch, const Tensor& logits) {
   Gpu& gpu = *gpu_;
@@ -63,7 +73,8 @@ Status Stepper::compute_on_gpu(const Batch& batch, const Tensor& logits) {
   const bool no_exports = std::all_of(batch.caches.begin(), batch.caches.end(), [](const LayerCache& c) { return c.exports.empty(); });
   const int64_t sequences = batch.sequence_count();
   const bool decode = batch.token_count() == sequences && ctx_.step->longest == 1 &&
-                      static_cast<int64_t>(batch.logit_rows.size()) == sequences && no_exports && !ops::cuda::tracing(gpu.ops.get());
+                      static_cast<int64_t>(batch.logit_rows.size()) == sequences && no_exports && !in_parts(batch.token_count()) &&
+                      !ops::cuda::tracing(gpu.ops.get());
   if (!decode) return compute();
   const auto found = gpu.graphs.find(sequences);
   if (found == gpu.graphs.end()) {
@@ -98,6 +109,12 @@ Result<Tensor> Stepper::run_on_gpu(const Batch& batch) {
   K3_TRY(reserve_logits_on_gpu(rows));
   const Tensor host(gpu.host_logits.data(), DType::f32, {rows, vocab});
   if (batch.tokens.empty()) return host;
+  ops::ExpertStore* const experts = model_->weights().experts.get();
+  std::unique_lock<std::mutex> turn;
+  if (experts != nullptr) {
+    turn = std::unique_lock(experts->step_mutex());
+    K3_TRY(experts->begin_step(in_parts(batch.token_count()), gpu.stream.get()));
+  }
   if (gpu.begun) K3_TRY(record(gpu.begun, gpu.stream.get()));
   K3_TRY(gpu.buffers.stage(batch, gpu.stream.get()));
   Batch staged = batch;
@@ -106,6 +123,7 @@ Result<Tensor> Stepper::run_on_gpu(const Batch& batch) {
   K3_TRY(compute_on_gpu(staged, Tensor(gpu.logits.data(), DType::f32, {rows, vocab})));
   K3_TRY(ops::cuda::take_error(gpu.ops.get()));
   if (gpu.computed) K3_TRY(record(gpu.computed, gpu.stream.get()));
+  if (experts != nullptr) K3_TRY(experts->end_step(gpu.stream.get()));
   K3_TRY(copy_async(gpu.host_logits.data(), gpu.logits.data(), bytes, gpu.stream.get()));
   K3_TRY(synchronize(gpu.stream.get()));
   return host;

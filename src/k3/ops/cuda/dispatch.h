@@ -49,6 +49,8 @@ struct ExpertBankBytes {
   int64_t gate_up = 0, down = 0, factors = 0;
 };
 ExpertBankBytes expert_bank_bytes(const ops::ExpertBank& bank);
+// `tokens` tokens are computed by the kernels that read every expert's weights once; else by those that read the chosen ones.
+bool moe_in_parts(const ops::ExpertBank& bank, int64_t tokens) noexcept;
 Status pack_expert(const ops::ExpertBank& bank, int64_t index, const Weight& w1, const Weight& w2, const Weight& w3, Stream stream);
 
 void embedding(const Ctx& ctx, const Weight& table, const Tensor& out) noexcept;  // ids: Ctx::step

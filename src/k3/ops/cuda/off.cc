@@ -30,6 +30,7 @@ bool tracing(const OpState*) { never(); }
 void watch_routes(OpState*, std::function<void(const Tensor&)>) { never(); }
 Status prepare_product(OpState*, const Weight&, DType, int64_t, Stream) { never(); }
 ExpertBankBytes expert_bank_bytes(const ops::ExpertBank&) { never(); }
+bool moe_in_parts(const ops::ExpertBank&, int64_t) noexcept { never(); }
 Status pack_expert(const ops::ExpertBank&, int64_t, const Weight&, const Weight&, const Weight&, Stream) { never(); }
 void embedding(const Ctx&, const Weight&, const Tensor&) noexcept { never(); }
 void attn_res_site(const Ctx&, const ops::AttnResSite&) noexcept { never(); }

@@ -30,10 +30,14 @@ class OpState {
       what_ = what;
     }
   }
+  void note(Status status) {
+    if (!status.ok() && host_error_.ok()) host_error_ = std::move(status);
+  }
   // K3_TRACE=gpu: every op is waited for and named on stderr, so that one that hangs or faults is known. No graphs then.
   bool tracing() const { return trace_ || on_routes != nullptr; }
   Status take_error() {
     const CudaStatus status = std::exchange(first_, {});
+    K3_TRY(std::exchange(host_error_, Status()));
     return to_status(status, what_);
   }
   // Device memory that is zero at first and that its users leave as they want to find it. Grows, never while a graph is captured:
@@ -53,6 +57,7 @@ class OpState {
   std::vector<Storage> zeroed_;  // the last is in use; those before may be named in graphs
   std::string without_plans_;
   CudaStatus first_;
+  Status host_error_;
   const char* what_ = "";
 };
 

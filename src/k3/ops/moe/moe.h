@@ -25,6 +25,8 @@ struct ExpertWeights {
   Weight w1, w2, w3;  // gate, down, up
 };
 
+class ExpertStore;
+
 // The experts of a layer in the memory of a GPU, packed for its kernels (cuda/moe_stream_pack.h), one after another.
 struct ExpertBank {
   Scheme scheme = Scheme::bf16;                // bf16 or mxfp4
@@ -33,8 +35,13 @@ struct ExpertBank {
   const void* gate_up = nullptr;               // w1 and w3
   const void* down = nullptr;                  // w2
   const float* factors = nullptr;              // mxfp4
-  explicit operator bool() const { return gate_up != nullptr; }
+  ExpertStore* store = nullptr;                // instead of gate_up and down: experts that are not all on the GPU
+  int64_t store_layer = 0;
+  explicit operator bool() const { return gate_up != nullptr || store != nullptr; }
 };
+
+// Of one expert as it lies in a bank; 0 for schemes that no bank has.
+int64_t packed_expert_bytes(const ExpertBank& bank);
 
 // `bank` in place of `experts` on a GPU.
 void moe(const Ctx& ctx, const Tensor& z, const Tensor& ids, const Tensor& weights, std::span<const ExpertWeights> experts,

@@ -1,12 +1,15 @@
 #include <algorithm>
+#include <cmath>
 
 #include "k3/ops/cuda/dispatch.h"
 #include "k3/ops/cuda/op_state.h"
 #include "k3/ops/gemm/linear.h"
+#include "k3/ops/moe/cuda/moe_fetch_cuda.h"
 #include "k3/ops/moe/cuda/moe_grouped_cuda.h"
 #include "k3/ops/moe/cuda/moe_plain.h"
 #include "k3/ops/moe/cuda/moe_stream_cuda.h"
 #include "k3/ops/moe/cuda/moe_stream_pack.h"
+#include "k3/ops/moe/expert_store.h"
 #include "k3/ops/moe/moe.h"
 #include "k3/ops/router/cuda/router_cuda.h"
 #include "k3/ops/router/router.h"
@@ -41,6 +44,16 @@ int64_t down_bytes(const ops::ExpertBank& bank) { return half_bytes(bank, bank.w
 
 constexpr int64_t kRoutedInside = 256, kNormedApart = 8;
 constexpr int64_t kStreamTokens = 256;  // most of the streaming kernels; beyond, weights are read once for tiles of tokens
+constexpr float kKeepScore = 0.998F;    // half after 350 tokens
+
+MoePlaces places_of(const ops::ExpertBank& bank) {
+  if (bank.store == nullptr) return {};
+  const ops::ExpertStore::Layer at = bank.store->layer(bank.store_layer);
+  return {.slot = at.slot,
+          .slots = reinterpret_cast<const uint8_t*>(at.slots),
+          .host = reinterpret_cast<const uint8_t*>(at.host),
+          .expert_bytes = bank.store->shape().expert_bytes};
+}
 
 MoeExpertsCuda experts_of(const ops::ExpertBank& bank) {
   return {.kind = kind_of(bank),
@@ -49,7 +62,43 @@ MoeExpertsCuda experts_of(const ops::ExpertBank& bank) {
           .hidden = static_cast<int>(bank.hidden),
           .w13 = bank.gate_up,
           .w2 = bank.down,
-          .factors = bank.scheme == Scheme::mxfp4 ? bank.factors : nullptr};
+          .factors = bank.scheme == Scheme::mxfp4 ? bank.factors : nullptr,
+          .places = places_of(bank)};
+}
+
+// Counts the experts of these tokens and, unless they come in parts, gives slots to those that are used most.
+void fetch(const Ctx& ctx, const Tensor& ids, const ops::ExpertBank& bank, bool admit) {
+  const ops::ExpertStore::Layer at = bank.store->layer(bank.store_layer);
+  MoeFetch f;
+  f.ids = static_cast<const int32_t*>(ids.data);
+  f.tokens = static_cast<int>(ids.dim(0));
+  f.topk = static_cast<int>(ids.dim(1));
+  f.first_expert = bank.first;
+  f.experts = static_cast<int>(bank.experts);
+  f.admit = admit;
+  f.places = places_of(bank);
+  f.first_slot = static_cast<int>(at.first_slot);
+  f.slots = static_cast<int>(at.slot_count);
+  f.slot = at.slot;
+  f.owner = at.owner;
+  f.score = at.score;
+  f.keep = std::pow(kKeepScore, static_cast<float>(f.tokens));
+  f.counts = static_cast<MoeFetchCounts*>(admit ? at.counts : at.staged_counts);
+  f.list = at.list;
+  ctx.gpu->note(moe_fetch_cuda(f, ctx.stream), "moe fetch");
+}
+
+// Products of experts that come to the GPU in parts, each while the one before is computed.
+Status staged_products(const Ctx& ctx, const MoeGroupedCuda& g, const ops::ExpertBank& bank) {
+  ops::ExpertStore& store = *bank.store;
+  for (int64_t begin = 0; begin < bank.experts;) {
+    K3_TRY_ASSIGN(const ops::ExpertStore::Part part, store.stage(bank.store_layer, begin, ctx.stream));
+    const MoeGroupedPart experts{static_cast<int>(part.begin), static_cast<int>(part.end), static_cast<int>(part.first_slot)};
+    ctx.gpu->note(moe_grouped_part_cuda(g, experts, ctx.stream), "moe part");
+    K3_TRY(store.staged_done(ctx.stream));
+    begin = part.end;
+  }
+  return {};
 }
 
 MoeGlu glu_of(const ops::Glu& activation) {
@@ -90,6 +139,7 @@ void stream(const Ctx& ctx, const Tensor& z, const Besides& b, const ops::Expert
   const Result<void*> counters = ctx.gpu->zeroed(moe_stream_workspace_bytes(kStreamTokens, topk, bank.experts, bank.hidden));
   if (!counters.ok()) end_exhausted(counters.error().message);
   s.workspace = *counters;
+  if (bank.store != nullptr) fetch(ctx, b.ids, bank, true);
   ctx.gpu->note(moe_stream_cuda(s, ctx.stream), "moe");
 }
 
@@ -108,7 +158,13 @@ void grouped(const Ctx& ctx, const Tensor& z, const Tensor& ids, const Tensor& w
   g.first_expert = bank.first;
   g.rows = ctx.workspace->tensor({tokens * topk, bank.width}, DType::bf16).data;
   g.workspace = ctx.workspace->bytes(moe_grouped_workspace_bytes(tokens, topk, bank.experts, bank.width, bank.hidden));
-  ctx.gpu->note(moe_grouped_cuda(g, ctx.stream), "moe");
+  if (bank.store == nullptr) {
+    ctx.gpu->note(moe_grouped_cuda(g, ctx.stream), "moe");
+  } else {
+    fetch(ctx, ids, bank, false);
+    ctx.gpu->note(moe_grouped_prepare_cuda(g, ctx.stream), "moe rows");
+    ctx.gpu->note(staged_products(ctx, g, bank));
+  }
   ctx.gpu->note(moe_grouped_combine_cuda(g, {.weights = weights.f32(), .out = out.data}, ctx.stream), "moe sum");
 }
 
@@ -169,12 +225,16 @@ Status pack_expert(const ops::ExpertBank& bank, int64_t index, const Weight& w1,
   return to_status(moe_pack_cuda(p, stream), "packing an expert");
 }
 
+bool moe_in_parts(const ops::ExpertBank& bank, int64_t tokens) noexcept {
+  return tokens > kStreamTokens && moe_grouped_serves(kind_of(bank), bank.experts, bank.width, bank.hidden, device_info());
+}
+
 void moe(const Ctx& ctx, const Tensor& z, const Tensor& ids, const Tensor& weights, const ops::ExpertBank& bank,
          const ops::Glu& activation, const Tensor& out) noexcept {
   K3_CHECK(z.dtype == DType::bf16 && z.contiguous() && out.contiguous() && bank && z.dim(1) == bank.width, "moe: z {}", z.shape_text());
   const int64_t tokens = z.dim(0);
   if (tokens > 0 && plain_device()) return plain(ctx, z, ids, weights, bank, activation, out);
-  if (tokens > kStreamTokens && moe_grouped_serves(kind_of(bank), bank.experts, bank.width, bank.hidden, device_info())) {
+  if (moe_in_parts(bank, tokens)) {
     return grouped(ctx, z, ids, weights, bank, activation, out);
   }
   for (int64_t begin = 0; begin < tokens; begin += kStreamTokens) {
@@ -205,9 +265,9 @@ void routed_experts(const Ctx& ctx, const ops::RoutedExperts& a) noexcept {
     cuda::linear_many(ctx, a.shared_hidden, {&part, 1});
   };
   // Measured on an H200: routing in every block is sooner done than a launch for one token and few experts, else later. Who watches
-  // routes wants a router of its own; deterministic sums have one form whatever the number of tokens: that of moe().
+  // routes, or fetches experts by them, wants a router of its own; deterministic sums have one form whatever the number of tokens: that of moe().
   const bool one_launch = !ctx.deterministic && !plain_device();
-  if (one_launch && tokens == 1 && !ctx.gpu->on_routes && a.logits.dim(1) <= kRoutedInside && moe_stream_routes(tokens, topk)) {
+  if (one_launch && tokens == 1 && !ctx.gpu->on_routes && a.bank.store == nullptr && a.logits.dim(1) <= kRoutedInside && moe_stream_routes(tokens, topk)) {
     Besides b;
     if (a.shared_down.scheme == Scheme::bf16 && a.shared_down && a.shared_hidden.contiguous() &&
         moe_stream_takes_shared(experts_of(a.bank), tokens, topk, a.shared_down.cols, device_info())) {

@@ -19,7 +19,7 @@ int64_t chunks_of(MoeWeights kind, int64_t columns) {
 }
 
 struct Parts {  // of the workspace
-  int64_t header, tiles, offsets, row_slot, slot_row, plan, z, hidden, total;
+  int64_t header, tiles, offsets, row_slot, slot_row, expert_slot, plan, z, hidden, total;
 };
 Parts parts_of(int64_t tokens, int64_t topk, int64_t experts, int64_t width, int64_t hidden) {
   Parts p{};
@@ -35,6 +35,7 @@ Parts parts_of(int64_t tokens, int64_t topk, int64_t experts, int64_t width, int
   p.offsets = take((experts + 1) * 4);
   p.row_slot = take(slots * 4);
   p.slot_row = take(slots * 4);
+  p.expert_slot = take(experts * 4);
   p.plan = take(moe_plan_workspace_bytes(tokens, experts));
   p.z = take(slots * round_up(width, 32) * 2);
   p.hidden = take(slots * round_up(hidden, 32) * 2);
@@ -45,7 +46,7 @@ Parts parts_of(int64_t tokens, int64_t topk, int64_t experts, int64_t width, int
 struct Places {
   MoeGroupedHeader* header;
   MoeTile* tiles;
-  int32_t *offsets, *row_slot, *slot_row;
+  int32_t *offsets, *row_slot, *slot_row, *expert_slot;
   std::byte *plan, *z, *hidden;
 };
 Places places_of(const MoeGroupedCuda& a) {
@@ -57,6 +58,7 @@ Places places_of(const MoeGroupedCuda& a) {
           ints(p.offsets),
           ints(p.row_slot),
           ints(p.slot_row),
+          ints(p.expert_slot),
           base + p.plan,
           base + p.z,
           base + p.hidden};
@@ -68,8 +70,7 @@ void check_args(const MoeGroupedCuda& a) {
   K3_CHECK(moe_grouped_serves(w.kind, w.experts, w.width, w.hidden, device_info()),
            "moe_grouped_cuda: {} experts, width {}, hidden {}", w.experts, w.width, w.hidden);
   if (a.tokens == 0) return;
-  K3_CHECK(w.w13 != nullptr && w.w2 != nullptr && (w.kind == MoeWeights::bf16 || w.factors != nullptr),
-           "moe_grouped_cuda: weights");
+  K3_CHECK(w, "moe_grouped_cuda: weights");
   K3_CHECK(a.z != nullptr && a.ids != nullptr && a.rows != nullptr && a.workspace != nullptr,
            "moe_grouped_cuda: a missing array");
   K3_CHECK(a.z_stride >= w.width && a.z_stride % 8 == 0, "moe_grouped_cuda: rows of z {} apart, width {}", a.z_stride,
@@ -132,11 +133,20 @@ CudaStatus moe_grouped_prepare_cuda(const MoeGroupedCuda& a, Stream stream) {
 }
 
 CudaStatus moe_grouped_products_cuda(const MoeGroupedCuda& a, Stream stream) {
+  return moe_grouped_part_cuda(a, {0, a.weights.experts, -1}, stream);
+}
+
+CudaStatus moe_grouped_part_cuda(const MoeGroupedCuda& a, const MoeGroupedPart& part, Stream stream) {
   check_args(a);
+  K3_CHECK(part.begin >= 0 && part.begin <= part.end && part.end <= a.weights.experts, "moe_grouped_cuda: experts {} to {}",
+           part.begin, part.end);
   if (a.tokens == 0) return {};
   const MoeExpertsCuda& w = a.weights;
   const Places at = places_of(a);
-  if (const int code = moe_grouped_tiles_launch({at.offsets, w.experts, moe_grouped_rows(w.kind), at.header, at.tiles}, stream); code != 0)
+  if (const int code = moe_grouped_tiles_launch({at.offsets, part.begin, part.end, moe_grouped_rows(w.kind), w.places.slot, at.expert_slot,
+                                                 part.staged, at.header, at.tiles},
+                                                stream);
+      code != 0)
     return {code};
   const auto run = w.kind == MoeWeights::mxfp4 ? moe_grouped_mxfp4_launch : moe_grouped_bf16_launch;
   const int blocks = device_info().sm_count;
@@ -148,6 +158,8 @@ CudaStatus moe_grouped_products_cuda(const MoeGroupedCuda& a, Stream stream) {
   up.expert_bytes = moe_packed_bytes(w.kind, 2 * w.hidden, w.width);
   up.unit_bytes = chunks_of(w.kind, w.width) * moe_chunk_bytes(w.kind);
   up.units = (w.hidden + 7) / 8;
+  up.places = w.places;
+  if (w.places.slot != nullptr) up.places.slot = at.expert_slot;
   up.factors = w.kind == MoeWeights::mxfp4 ? w.factors : nullptr;
   if (const int code = set_maps(up, at.z, slots, width); code != 0) return {code};
   up.k = width;
@@ -162,6 +174,7 @@ CudaStatus moe_grouped_products_cuda(const MoeGroupedCuda& a, Stream stream) {
 
   MoeGroupedGemm down = up;
   down.weights = static_cast<const uint8_t*>(w.w2);
+  down.place_offset = up.expert_bytes;
   down.expert_bytes = moe_packed_bytes(w.kind, w.width, w.hidden);
   down.unit_bytes = chunks_of(w.kind, w.hidden) * moe_chunk_bytes(w.kind);
   down.units = (w.width + 15) / 16;

@@ -11,12 +11,30 @@ namespace {
 constexpr int kThreads = 1024;
 constexpr int kGatherEach = 4;  // pieces of 16 bytes a thread
 
+// How many threads of the block before this one say yes.
+__device__ int count_before(bool yes) {
+  __shared__ int of_warp[kThreads / 32];
+  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+  const unsigned votes = __ballot_sync(0xFFFFFFFFU, yes);
+  if (lane == 0) of_warp[warp] = __popc(votes);
+  __syncthreads();
+  int before = __popc(votes & ((1U << lane) - 1));
+  for (int w = 0; w < warp; ++w) before += of_warp[w];
+  return before;
+}
+
 // One block; thread e has expert e. An expert's rows become tiles of nearly equal size, each a multiple of 8
 // but the last; `reserved`: its number among them, and 65,536 times how many they are.
 __global__ void __launch_bounds__(kThreads) tiles_of(const MoeGroupedTiles p) {
   __shared__ int warp_total[kThreads / 32];
   const int e = static_cast<int>(threadIdx.x), lane = e % 32, warp = e / 32;
-  const int begin = e < p.experts ? p.offsets[e] : 0, rows = e < p.experts ? p.offsets[e + 1] - begin : 0;
+  const bool mine = e >= p.begin && e < p.end;
+  const int begin = mine ? p.offsets[e] : 0, rows = mine ? p.offsets[e + 1] - begin : 0;
+  if (p.places != nullptr) {
+    const int slot = mine ? p.places[e] : 0;
+    const int before = count_before(slot < 0);
+    if (mine) p.slot[e] = slot < 0 && p.staged >= 0 ? p.staged + before : slot;
+  }
   const int count = (rows + p.most - 1) / p.most;
   int sum = count;  // inclusive over the warp
   for (int i = 1; i < 32; i *= 2) {

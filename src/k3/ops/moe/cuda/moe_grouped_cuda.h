@@ -33,6 +33,13 @@ struct MoeGroupedCuda {
   void* workspace = nullptr;
 };
 
+// The products of experts begin .. end - 1 alone, for weights that come to the GPU in parts (MoeExpertsCuda::places): those of
+// them that lie in host memory have been copied to the slots from `staged` on, in their order; negative: they are read over
+// the bus.
+struct MoeGroupedPart {
+  int begin = 0, end = 0, staged = -1;
+};
+
 struct MoeGroupedSum {
   const float* weights = nullptr;     // [T, topk]
   void* out = nullptr;                // [T, R] bf16; may be null
@@ -47,6 +54,7 @@ int64_t moe_grouped_workspace_bytes(int64_t tokens, int64_t topk, int64_t expert
 
 CudaStatus moe_grouped_prepare_cuda(const MoeGroupedCuda& args, Stream stream);   // plan, rows of z in the order of experts
 CudaStatus moe_grouped_products_cuda(const MoeGroupedCuda& args, Stream stream);  // needs prepare
+CudaStatus moe_grouped_part_cuda(const MoeGroupedCuda& args, const MoeGroupedPart& part, Stream stream);  // of the products
 CudaStatus moe_grouped_cuda(const MoeGroupedCuda& args, Stream stream);           // both
 CudaStatus moe_grouped_combine_cuda(const MoeGroupedCuda& args, const MoeGroupedSum& sum, Stream stream);
 

@@ -143,7 +143,9 @@ __device__ __forceinline__ void stream_weights(const MoeGroupedGemm& p, int32_t*
     const Piece after = announce(__shfl_sync(0xFFFFFFFFU, next, 0));
     if (after.work.rows >= 0) next = take();
     const int first = piece.work.m_tile * kMoeGroupedUnits, live = min(kMoeGroupedUnits, p.units - first);
-    const uint8_t* from = p.weights + piece.work.expert * p.expert_bytes + (first + lane) * p.unit_bytes;
+    const uint8_t* const expert = p.places.slot == nullptr ? p.weights + piece.work.expert * p.expert_bytes
+                                                           : expert_at(p.places, piece.work.expert) + p.place_offset;
+    const uint8_t* from = expert + (first + lane) * p.unit_bytes;
     for (int s = 0; s < stages; ++s, a.next(), from += S::kUnit) {
       const uint32_t full = base + L::kAFull + 8 * static_cast<uint32_t>(a.stage);
       const uint32_t to = base + static_cast<uint32_t>(a.stage * L::kABytes + lane * S::kUnit);

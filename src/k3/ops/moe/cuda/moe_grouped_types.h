@@ -20,9 +20,14 @@ struct MoeGroupedHeader {
   int32_t reserved[13];
 };
 
+// Experts begin .. end alone. With places: `slot` gets their slots, where those that lie in host memory take the slots from
+// `staged` on, in their order; the caller has copied them there.
 struct MoeGroupedTiles {
   const int32_t* offsets = nullptr;  // [experts + 1]
-  int experts = 0, most = 0;  // most: rows of a tile, moe_grouped_rows
+  int begin = 0, end = 0, most = 0;  // most: rows of a tile, moe_grouped_rows
+  const int32_t* places = nullptr;   // MoePlaces::slot
+  int32_t* slot = nullptr;           // [experts]
+  int staged = -1;                   // negative: they are read where they lie
   MoeGroupedHeader* header = nullptr;
   MoeTile* tiles = nullptr;
 };
@@ -53,6 +58,8 @@ struct MoeGroupedGlu {
 struct MoeGroupedGemm {
   const uint8_t* weights = nullptr;
   int64_t expert_bytes = 0, unit_bytes = 0;
+  MoePlaces places = {};                // instead of weights, the matrix place_offset bytes into an expert
+  int64_t place_offset = 0;
   int units = 0;                        // of an expert
   const float* factors = nullptr;       // [experts, 4] or null
   MoeGroupedMap map32 = {}, map8 = {};  // boxes of 32 and 8 rows by 64 columns of x, swizzled by 128 bytes

@@ -59,8 +59,7 @@ CudaStatus moe_stream_cuda(const MoeStreamCuda& a, Stream stream) {
   if (a.tokens == 0) return {};
   MoeStreamConfig config = moe_stream_config(w.kind, a.tokens, a.topk, w.experts, w.width, w.hidden, device_info());
   K3_CHECK(config.grid > 0, "moe_stream_cuda: no kernel for width {}, hidden {}", w.width, w.hidden);
-  K3_CHECK(w.w13 != nullptr && w.w2 != nullptr && (w.kind == MoeWeights::bf16 || w.factors != nullptr),
-           "moe_stream_cuda: weights");
+  K3_CHECK(w, "moe_stream_cuda: weights");
   const bool routes = a.route.logits != nullptr;
   K3_CHECK(a.z != nullptr && (routes || a.ids != nullptr) && a.slot_out != nullptr && a.workspace != nullptr,
            "moe_stream_cuda: a missing array");
@@ -90,6 +89,7 @@ CudaStatus moe_stream_cuda(const MoeStreamCuda& a, Stream stream) {
   }
   pass.packed[0] = w.w13;
   pass.packed[1] = w.w2;
+  pass.places = w.places;
   pass.columns[0] = w.width;
   pass.columns[1] = w.hidden;
   pass.units[0] = (w.hidden + 7) / 8;

@@ -1,11 +1,19 @@
-// Internal to ops/moe. MXFP4 in registers: a packed word of 8 codes (moe_stream_pack.h) to BF16 pairs.
+// Internal to ops/moe. Where an expert's packed weights lie; MXFP4 in registers: a packed word of 8 codes (moe_stream_pack.h) to
+// BF16 pairs.
 #pragma once
 
 #include <cuda_bf16.h>
 
 #include <cstdint>
 
+#include "k3/ops/moe/cuda/moe_stream_types.h"
+
 namespace k3::ops::cuda {
+
+__device__ __forceinline__ const uint8_t* expert_at(const MoePlaces& p, int expert) {
+  const int slot = p.slot[expert];
+  return slot >= 0 ? p.slots + slot * p.expert_bytes : p.host + expert * p.expert_bytes;
+}
 
 // Pairs of columns (0,1) (2,3) (4,5) (6,7) of the word, low half first, each value * 2^-126: the three magnitude bits lie at
 // the top of the mantissa and the bottom of the exponent, where the code of 0.5 is a subnormal of the right value.

@@ -209,7 +209,8 @@ __device__ int small_table(const MoeStreamPass& p, const int32_t* ids, const Tab
   return count;
 }
 
-template <MoeWeights kKind, int kBlocks, int kWarps, int kStages, int kPer>
+// kPlaces: experts lie where MoePlaces says; a kernel of its own, because it takes registers that the other needs.
+template <MoeWeights kKind, int kBlocks, int kWarps, int kStages, int kPer, bool kPlaces>
 __global__ void __launch_bounds__(kWarps * 32, 1) stream_experts(const __grid_constant__ MoeStreamPass p) {
   constexpr int kThreads = kWarps * 32, kBytes = static_cast<int>(moe_chunk_bytes(kKind)), kStage = kPer * kBytes;
   constexpr int kGroups = static_cast<int>(moe_chunk_columns(kKind)) / 32;
@@ -367,8 +368,13 @@ __global__ void __launch_bounds__(kWarps * 32, 1) stream_experts(const __grid_co
       const int of_tile = p.units[f.phase] * p.chunks[f.phase],
                 tile = quotient(f.from + quotient(f.at, p.by_chunks[f.phase]), p.by_units[f.phase]);
       const int inside = f.from * p.chunks[f.phase] + f.at - tile * of_tile;
-      f.source = static_cast<const uint8_t*>(p.packed[f.phase]) +
-                 (static_cast<int64_t>(table.expert[tile - first_tile]) * of_tile + inside) * kBytes;
+      if constexpr (kPlaces) {
+        f.source = expert_at(p.places, table.expert[tile - first_tile]) +
+                   static_cast<int64_t>(f.phase == 0 ? inside : p.units[0] * p.chunks[0] + inside) * kBytes;
+      } else {
+        f.source = static_cast<const uint8_t*>(p.packed[f.phase]) +
+                   (static_cast<int64_t>(table.expert[tile - first_tile]) * of_tile + inside) * kBytes;
+      }
       f.left = min(f.until - f.at, of_tile - inside);
     }
     const int count = min(f.left, kPer);
@@ -553,7 +559,8 @@ int launch_as(const MoeStreamConfig& c, const MoeStreamPass& p, cudaStream_t str
                   .block = dim3(kWarps * 32),
                   .shared_bytes = c.shared_bytes,
                   .dependent = true};
-  return launch(stream_experts<kKind, kBlocks, kWarps, kStages, kPer>, o, stream, p);
+  if (p.places.slot != nullptr) return launch(stream_experts<kKind, kBlocks, kWarps, kStages, kPer, true>, o, stream, p);
+  return launch(stream_experts<kKind, kBlocks, kWarps, kStages, kPer, false>, o, stream, p);
 }
 
 }  // namespace

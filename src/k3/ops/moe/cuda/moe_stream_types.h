@@ -67,6 +67,14 @@ struct MoePack {
   float* factors = nullptr;
 };
 
+// Where the experts of a layer lie when not all of them are on the GPU: expert e at slots + slot[e] * expert_bytes, or, if
+// slot[e] < 0, at host + e * expert_bytes, pinned memory that kernels read over the bus. w2 of an expert follows its w13.
+struct MoePlaces {
+  const int32_t* slot = nullptr;  // [experts], on the device; null: all are in one bank
+  const uint8_t *slots = nullptr, *host = nullptr;
+  int64_t expert_bytes = 0;
+};
+
 // The experts of one layer on one GPU.
 struct MoeExpertsCuda {
   MoeWeights kind = MoeWeights::mxfp4;
@@ -74,6 +82,10 @@ struct MoeExpertsCuda {
   const void* w13 = nullptr;       // expert e at e * moe_packed_bytes(kind, 2 * hidden, width)
   const void* w2 = nullptr;        // expert e at e * moe_packed_bytes(kind, width, hidden)
   const float* factors = nullptr;  // mxfp4: [experts, 4]: of w1, w2, w3, unused
+  MoePlaces places = {};           // instead of w13 and w2
+  explicit operator bool() const {
+    return (places.slot != nullptr || (w13 != nullptr && w2 != nullptr)) && (kind == MoeWeights::bf16 || factors != nullptr);
+  }
 };
 
 // ---- moe_stream_cuda.h ----
@@ -152,6 +164,7 @@ struct MoeDivisor {
 // [0]: z to activation (gate and up); [1]: activation to slot_out (down).
 struct MoeStreamPass {
   const void* packed[2];
+  MoePlaces places;
   int columns[2], units[2], chunks[2];  // K, of 16 packed rows, of a unit
   MoeDivisor by_units[2], by_chunks[2];
   const float* factors;
@@ -169,11 +182,33 @@ struct MoeStreamPass {
   MoeCombineCuda sum;
 };
 
+// ---- moe_fetch_cuda.h ----
+
+// Counts of a layer since its table was made.
+struct MoeFetchCounts {
+  uint64_t wanted, missing, admitted;  // experts that steps read; of them in host memory; of those, copied to a slot
+};
+
+struct MoeFetch {
+  const int32_t* ids = nullptr;  // [tokens, topk] global
+  int tokens = 0, topk = 1, first_expert = 0, experts = 0;
+  bool admit = true;          // else only counts
+  MoePlaces places;           // of `slots` slots from first_slot on, those of this layer; places.slot is written
+  int first_slot = 0, slots = 0;
+  int32_t* slot = nullptr;    // places.slot
+  int32_t* owner = nullptr;   // [slots] expert, or -1
+  float* score = nullptr;     // [experts] uses, older ones count less
+  float keep = 1;             // of a score from call to call
+  MoeFetchCounts* counts = nullptr;
+  int32_t* list = nullptr;    // [1 + 2 * slots] scratch: how many, then expert and slot of each
+};
+
 // ---- launchers (cudaError_t) ----
 
 int moe_plan_launch(const MoePlanCuda& plan, CUstream_st* stream);
 int moe_pack_launch(const MoePack& pack, CUstream_st* stream);
 int moe_stream_launch(MoeWeights kind, const MoeStreamConfig& config, const MoeStreamPass& pass, CUstream_st* stream);
+int moe_fetch_launch(const MoeFetch& fetch, CUstream_st* stream);
 int moe_combine_launch(const MoeCombineCuda& combine, CUstream_st* stream);
 int moe_unpack_launch(MoeWeights kind, const void* packed, bool w13, int rows, int cols, void* out, CUstream_st* stream);
 
