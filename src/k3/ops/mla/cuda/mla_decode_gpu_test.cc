@@ -119,6 +119,8 @@ TEST(MlaDecodeGpu, LengthsAndSplits) {
   K3_NEEDS_GPU();
   for (const int length : {1, 63, 64, 65, 1000, 5000}) check({.heads = 16, .paged = {.lengths = {length}}});
   check({.heads = 96, .paged = {.lengths = {5000}}});
+  check({.heads = 96, .paged = {.lengths = {1, 5000, 64, 300, 2500, 0, 65, 7, 12000}}});
+  check({.heads = 12, .tokens = 8, .paged = {.lengths = {9, 5000, 64, 300, 2500, 65, 12000}}});
   check({.heads = 12, .tokens = 8, .paged = {.lengths = {5000, 1, 700}}});
   std::vector<int> many;
   const Rng rng(5, 5);
