@@ -16,8 +16,8 @@ namespace {
 
 // How far BF16 takes a model from FP32 is the model's affair (the CPU's policy bf16 rounds the inputs of products; here activations
 // between ops are rounded, too: twice that, for independent errors of one size). Rows in which rounding sends a token to another
-// expert are far off whatever computes them, so the median row counts.
-constexpr double kTimesPolicy = 2;
+// expert are far off whatever computes them, so the median row counts. What kernels.md 9 allows a BF16 model is enough for any.
+constexpr double kTimesPolicy = 2, kAllowed = 3e-2;
 constexpr double kSameExperts = 3e-2;  // rows farther off than BF16 alone takes them (kernels.md 9) went to other experts
 
 class GpuModel : public testing::TestWithParam<std::string> {
@@ -105,7 +105,7 @@ class GpuModel : public testing::TestWithParam<std::string> {
     fmt::print("{} {}: {:.2e}, worst {:.2e}; policy bf16 {:.2e}, worst {:.2e}\n", GetParam(), what, median(rows.ratios),
                *std::max_element(rows.ratios.begin(), rows.ratios.end()), median(policy.ratios),
                *std::max_element(policy.ratios.begin(), policy.ratios.end()));
-    EXPECT_LE(median(rows.ratios), kTimesPolicy * median(policy.ratios)) << what;
+    EXPECT_LE(median(rows.ratios), std::max(kAllowed, kTimesPolicy * median(policy.ratios))) << what;
     // The choice, where the best two are apart and the experts are the same.
     const auto vocab = static_cast<size_t>(cpu_->config().vocab_size);
     int64_t apart = 0, equal = 0;
