@@ -45,7 +45,7 @@ Result<std::unique_ptr<ModelExecutor>> ModelExecutor::create(const Model& model,
   layout.conv_offset = shape.conv_offset;
   layout.layers = place_layers(model.config(), shape.group_layers, shape.latent_layer_bytes(), shape.layer_stride);
   K3_TRY_ASSIGN(PagedRunner runner, PagedRunner::create(model, pool, mode, layout, step_limits(shape, limits)));
-  return std::unique_ptr<ModelExecutor>(new ModelExecutor(std::move(runner), model, shape, limits));
+  return std::unique_ptr<ModelExecutor>(new ModelExecutor(std::move(runner), model, shape, limits, mode.deterministic));
 }
 
 void ModelExecutor::use(cache::HybridCache& cache) {
@@ -60,7 +60,7 @@ Status ModelExecutor::rehearse() {
   // Mostly keys and values of all latents: two heads' widths a token in BF16, and the latent itself.
   const int64_t expanded = (ctx + further) * 2 * (2 * config.num_attention_heads * config.v_head_dim + config.kv_lora_rank);
   K3_TRY_ASSIGN(const DeviceMemory memory, device_memory(model_.device()));
-  if (shape_.counts.mla_layers > 0 && expanded > memory.free_bytes) {
+  if (!deterministic_ && shape_.counts.mla_layers > 0 && expanded > memory.free_bytes) {
     return fail(Code::exhausted, "prompts of up to {} tokens need {} for their keys and values; {} of {} are free on {} (see --ctx)", ctx,
                 format_bytes(expanded), format_bytes(memory.free_bytes), format_bytes(memory.total_bytes), device_name(model_.device()));
   }
@@ -73,7 +73,14 @@ Status ModelExecutor::rehearse() {
     return PagedInput{std::span(ids).first(static_cast<size_t>(tokens)), end - tokens, table, states, {}, WantLogits::last};
   };
   const auto count = static_cast<int64_t>(ids.size());
-  std::vector<PagedInput> inputs = {part(count, ctx)};
+  std::vector<PagedInput> inputs;
+  if (deterministic_) {
+    for (int64_t s = 0; s < std::min(limits_.sequences, count); ++s) inputs.push_back(part(1, ctx));
+    K3_TRY(runner_.step(inputs));
+    runner_.set_pool(nullptr);
+    return runner_.settle_scratch();
+  }
+  inputs = {part(count, ctx)};
   K3_TRY(runner_.step(inputs));
   constexpr int64_t kShort = 16;
   if (count > 2 * kShort && limits_.sequences > 1) {

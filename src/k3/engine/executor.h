@@ -60,13 +60,14 @@ class ModelExecutor final : public Executor {
   int64_t most_rows() const override { return runner_.most_rows(); }
 
  private:
-  ModelExecutor(PagedRunner runner, const Model& model, const cache::CacheShape& shape, const ExecutorLimits& limits)
-      : runner_(std::move(runner)), model_(model), shape_(shape), limits_(limits) {}
+  ModelExecutor(PagedRunner runner, const Model& model, const cache::CacheShape& shape, const ExecutorLimits& limits, bool deterministic)
+      : runner_(std::move(runner)), model_(model), shape_(shape), limits_(limits), deterministic_(deterministic) {}
 
   PagedRunner runner_;
   const Model& model_;
   cache::CacheShape shape_;
   ExecutorLimits limits_;
+  bool deterministic_;  // on a GPU every token is a step of its own then
   cache::HybridCache* cache_ = nullptr;
   std::vector<PagedInput> inputs_;
   std::vector<std::vector<PagedExport>> exports_;

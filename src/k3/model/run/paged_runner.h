@@ -54,7 +54,10 @@ class PagedRunner {
                                     const StepLimits& limits = {});
 
   // Another pool of the same layout, before any step that is not thrown away.
-  void set_pool(std::byte* pool) { layout_.pool = pool; }
+  void set_pool(std::byte* pool) {
+    layout_.pool = pool;
+    stepper_.forget_graphs();
+  }
   // On a GPU: scratch becomes one piece, as large as the steps so far needed. Before the first step of single tokens.
   Status settle_scratch();
   Stream stream() { return stepper_.ctx().stream; }

@@ -56,6 +56,11 @@ class Stepper {
   // Logits of batch.logit_rows, in host memory, valid until the next call.
   Result<Tensor> run(const Batch& batch);
 
+  // Captured steps name the addresses of caches: call when those move.
+  void forget_graphs() {
+    if (gpu_ != nullptr) gpu_->graphs.clear();
+  }
+
   int64_t most_tokens() const;  // of one step: the plan's chunk; a very large number without a plan
   int64_t most_rows() const;    // of logits in one step; likewise
   const Model& model() const { return *model_; }
