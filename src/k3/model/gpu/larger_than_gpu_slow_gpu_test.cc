@@ -1,5 +1,5 @@
 // A model of 20 GB in 8 GiB of GPU memory: logits against those of the whole model on the GPU, tokens a second against the bound of
-// the bytes that it really had to read. Writes the model to the temporary folder (and removes it); a minute and a half in all:
+// the bytes that it really had to read. Writes the model to the temporary folder (and removes it), which takes most of the time, some minutes:
 //   k3_gpu_test --gtest_also_run_disabled_tests --gtest_filter='*TwentyGigabytes*'
 #include <fmt/format.h>
 #include <gtest/gtest.h>
