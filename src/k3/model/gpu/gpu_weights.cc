@@ -334,7 +334,7 @@ Result<WeightSet> load_weights_on(Device device, const Checkpoint& checkpoint, c
                                   const LoadProgress& progress) {
   K3_TRY(check_gpu_config(config));
   K3_TRY(set_current_device(device));
-  K3_TRY(ops::cuda::check_device());
+  K3_TRY(ops::cuda::check_device(plan != nullptr && !plan->everything));
   K3_TRY_ASSIGN(WeightSet set, Loader(device, checkpoint, config, plan, pool, progress).run());
   K3_TRY(check_matrices(set));
   return set;

@@ -35,7 +35,8 @@ namespace cuda {
 OpState* new_op_state();
 void delete_op_state(OpState* state);
 Status take_error(OpState* state);
-Status check_device();               // unsupported: the current device is older than what kernels are built for
+// unsupported: the current device is older than what kernels are built for, or not a Hopper GPU where that is wanted.
+Status check_device(bool hopper = false);
 bool tracing(const OpState* state);  // each op is waited for: nothing can be captured
 // Calls `watch` with the ids [T, topk] (device memory, queued on the stream) of every router from now on; empty: no more.
 void watch_routes(OpState* state, std::function<void(const Tensor& ids)> watch);

@@ -25,7 +25,7 @@ CudaStatus fill_random_bytes(void*, int64_t, uint64_t, uint8_t, int, Stream) { n
 OpState* new_op_state() { never(); }
 void delete_op_state(OpState*) {}
 Status take_error(OpState*) { never(); }
-Status check_device() { never(); }
+Status check_device(bool) { never(); }
 bool tracing(const OpState*) { never(); }
 void watch_routes(OpState*, std::function<void(const Tensor&)>) { never(); }
 Status prepare_product(OpState*, const Weight&, DType, int64_t, Stream) { never(); }

@@ -38,7 +38,11 @@ void OpState::trace(const char* what) {
   std::fprintf(stderr, error == cudaSuccess ? " done\n" : ": %s\n", cudaGetErrorString(error));
 }
 
-Status check_device() {
+Status check_device(bool hopper) {
+  if (hopper && plain_device()) {
+    return fail(Code::unsupported, "experts in host memory (--vram) are for Hopper GPUs; this one has compute capability {}.{}",
+                device_info().capability / 10, device_info().capability % 10);
+  }
   const int capability = device_info().capability;
   if (capability >= 80) return {};
   return fail(Code::unsupported, "this GPU has compute capability {}.{}; the kernels need 8.0 (Ampere) or later, --device cpu runs everywhere",

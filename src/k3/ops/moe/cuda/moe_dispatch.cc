@@ -265,30 +265,40 @@ void routed_experts(const Ctx& ctx, const ops::RoutedExperts& a) noexcept {
     cuda::linear_many(ctx, a.shared_hidden, {&part, 1});
   };
   // Measured on an H200: routing in every block is sooner done than a launch for one token and few experts, else later. Who watches
-  // routes, or fetches experts by them, wants a router of its own; deterministic sums have one form whatever the number of tokens: that of moe().
+  // routes, or fetches experts by them, has a router of its own before the same kernel; deterministic sums have one form whatever
+  // the number of tokens: that of moe().
   const bool one_launch = !ctx.deterministic && !plain_device();
-  if (one_launch && tokens == 1 && !ctx.gpu->on_routes && a.bank.store == nullptr && a.logits.dim(1) <= kRoutedInside && moe_stream_routes(tokens, topk)) {
+  const auto route = [&] {
+    Besides b{.ids = ctx.workspace->tensor({tokens, topk}, DType::i32), .weights = ctx.workspace->tensor({tokens, topk}), .topk = topk};
+    cuda::router(ctx, a.logits, a.bias, a.route, b.ids, b.weights);
+    return b;
+  };
+  if (one_launch && tokens == 1 && a.logits.dim(1) <= kRoutedInside && moe_stream_routes(tokens, topk)) {
     Besides b;
+    if (ctx.gpu->on_routes || a.bank.store != nullptr) {
+      b = route();
+    } else {
+      b.route = {.logits = a.logits.f32(),
+                 .bias = a.bias ? a.bias.f32() : nullptr,
+                 .experts = static_cast<int>(a.logits.dim(1)),
+                 .renormalise = a.route.renormalise,
+                 .scale = a.route.scale};
+      b.topk = topk;
+    }
     if (a.shared_down.scheme == Scheme::bf16 && a.shared_down && a.shared_hidden.contiguous() &&
         moe_stream_takes_shared(experts_of(a.bank), tokens, topk, a.shared_down.cols, device_info())) {
       b.shared = {a.shared_down.data, a.shared_hidden.data, static_cast<int>(a.shared_down.cols)};
     } else {
       separately();
     }
-    b.route = {.logits = a.logits.f32(),
-               .bias = a.bias ? a.bias.f32() : nullptr,
-               .experts = static_cast<int>(a.logits.dim(1)),
-               .renormalise = a.route.renormalise,
-               .scale = a.route.scale};
-    b.topk = topk;
     b.add = shared;
     return summed(b);
   }
   separately();
-  const Tensor ids = ctx.workspace->tensor({tokens, topk}, DType::i32), weights = ctx.workspace->tensor({tokens, topk});
-  cuda::router(ctx, a.logits, a.bias, a.route, ids, weights);
-  if (one_launch && tokens <= kStreamTokens) return summed({.ids = ids, .weights = weights, .topk = topk, .add = shared});
-  cuda::moe(ctx, a.z, ids, weights, a.bank, a.activation, a.out);
+  Besides b = route();
+  b.add = shared;
+  if (one_launch && tokens <= kStreamTokens) return summed(b);
+  cuda::moe(ctx, a.z, b.ids, b.weights, a.bank, a.activation, a.out);
   if (a.norm) cuda::rms_norm(ctx, a.out, a.norm, a.eps, a.out);
   if (shared) cuda::add(ctx, shared, a.out);
 }
