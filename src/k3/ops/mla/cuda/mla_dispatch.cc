@@ -149,9 +149,8 @@ void mla(const Ctx& ctx, const ops::MlaArgs& args) noexcept {
            args.q.shape_text());
   if (args.q.dim(0) == 0) return;
   const bool known = args.nope == 128 && args.rope == 64 && args.value == kValue && args.rank == kLatent;
-  if (!known) return plain(ctx, args);
-  if (ctx.deterministic || ctx.step->longest <= kAbsorbedTokens) return absorbed(ctx, args);
-  expanded(ctx, args);
+  if (known && (ctx.deterministic || ctx.step->longest <= kAbsorbedTokens)) return absorbed(ctx, args);  // with the gate
+  known ? expanded(ctx, args) : plain(ctx, args);
   if (args.gate) cuda::sigmoid_gate(ctx, args.gate, args.out.reshape({args.gate.dim(0), args.gate.dim(1)}));
 }
 
