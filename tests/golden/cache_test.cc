@@ -50,7 +50,8 @@ TEST_P(CachedAnswers, EqualWholePasses) {
   auto pool = cache::HybridCache::create(options).value();
   ComputeMode mode;
   mode.policy = policy;
-  auto executor = ModelExecutor::create(model, test_pool(), mode, *pool).value();
+  auto executor = ModelExecutor::create(model, test_pool(), mode, pool->shape()).value();
+  executor->use(*pool);
   CoreOptions core_options;
   core_options.vocab = model.config().vocab_size;
   core_options.block_tokens = 16;
