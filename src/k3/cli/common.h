@@ -33,6 +33,7 @@ struct RunNeeds {
   int64_t chunk_tokens = 0;  // 0: as the options say
   int64_t logit_rows = 1;    // of one step; 0: of every token
   int64_t sequences = 1;
+  bool whole_on_device = false;  // LoadOptions
   int64_t cache_bytes = 0;  // of a serving engine: pool and host tier; 0: by sequences and context
 };
 

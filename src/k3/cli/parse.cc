@@ -351,9 +351,9 @@ void add_bench_command(CLI::App& app, AllOptions& o, Status& status) {
       "  k3 bench MODEL -p 0 -n 32 -d 0,4096 --policy bf16,exact --output markdown\n"
       "  k3 bench MODEL --quality text.txt     # what a setting costs, beside its speed\n"
       "  k3 bench ceiling -t 1,2               # the machine alone\n"
-      "  k3 bench --random kimi-linear-48b.json --device cuda -p 0 -n 16 -d 4096 -b 1,32,128\n"
-      "  k3 bench --random kimi-linear-48b.json --set experts=mxfp4 --device cuda -p 8192 -n 0 --chunk 8192\n"
-      "  k3 bench --random k3.json --set num_hidden_layers=13 --tp 8 --ep 8 --device cuda -p 0 -d 4096 -b 1,8,64 --layers");
+      "  k3 bench --random tests/data/configs/kimi-linear-48b.json --device cuda -p 0 -n 16 -d 4096 -b 1,32,128\n"
+      "  k3 bench --random tests/data/configs/kimi-linear-48b.json --set experts=mxfp4 --device cuda -p 8192 -n 0 --chunk 8192\n"
+      "  k3 bench --random tests/data/configs/k3.json --set num_hidden_layers=13 --tp 8 --ep 8 --device cuda -p 0 -d 4096 -b 1,8,64 --layers");
   bench->add_option("MODEL", o.bench.model, "Model folder or config.json; 'ceiling': the machine alone");
   add_bench_tests(*bench, o.bench);
   bench->add_flag("--ceiling", o.bench.ceiling_only, "Measure the machine's ceilings alone; needs no model");

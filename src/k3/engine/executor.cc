@@ -67,7 +67,7 @@ Status ModelExecutor::rehearse() {
   K3_TRY_ASSIGN(const Storage pages, Storage::allocate_on(model_.device(), (1 + shape_.groups()) * shape_.page_bytes));
   runner_.set_pool(pages.data());
   const std::vector<int32_t> table(static_cast<size_t>(shape_.pages_for(ctx)), 0);
-  std::vector<int32_t> states, ids(static_cast<size_t>(std::min(limits_.step_tokens, ctx)), 0);
+  std::vector<int32_t> states, ids(static_cast<size_t>(std::min({limits_.step_tokens, ctx, runner_.most_tokens()})), 0);
   for (int32_t g = 0; g < static_cast<int32_t>(shape_.groups()); ++g) states.push_back(1 + g);
   const auto part = [&](int64_t tokens, int64_t end) {
     return PagedInput{std::span(ids).first(static_cast<size_t>(tokens)), end - tokens, table, states, {}, WantLogits::last};

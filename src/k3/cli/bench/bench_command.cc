@@ -248,7 +248,14 @@ Result<std::optional<PerplexityText>> quality_text(const BenchOptions& options) 
 
 Status bench_command(const BenchOptions& options) {
   const bool ceiling_only = options.ceiling_only || options.model == "ceiling";
-  if (ceiling_only) return ceiling_command(options);
+  if (ceiling_only) {
+    if (!options.random.empty()) return fail(Code::invalid_argument, "a ceiling is the machine's alone: leave --random out");
+    K3_TRY_ASSIGN(const Device machine, parse_device(options.compute.device));
+    if (machine.is_cuda()) {
+      return fail(Code::unsupported, "the ceilings alone are those of the processor; those of a GPU head the table of a bench on it");
+    }
+    return ceiling_command(options);
+  }
   K3_TRY(check_bench_model(options));
   K3_TRY_ASSIGN(const Device device, parse_device(options.compute.device));
   const std::vector<BenchCase> cases = bench_cases(options, available_threads());

@@ -21,6 +21,9 @@ Result<Config> random_config(const BenchOptions& options) {
   K3_TRY_ASSIGN(std::string json, read_file(path, int64_t{16} << 20));
   std::vector<std::string> fields;
   for (const std::string& assignment : options.set) {
+    if (assignment.starts_with("experts=") && assignment != kPacked && assignment != kUnpacked) {
+      return fail(Code::invalid_argument, "--set {}: experts is mxfp4 or bf16", assignment);
+    }
     if (assignment != kPacked && assignment != kUnpacked) {
       fields.push_back(assignment);
       continue;
@@ -52,6 +55,9 @@ Status check_bench_model(const BenchOptions& options) {
   if (random && options.quality) return fail(Code::invalid_argument, "--quality: random weights have none");
   if (random && !options.compute.ram.empty()) {
     return fail(Code::invalid_argument, "--ram reads weights from a checkpoint; random ones (--random) are in memory");
+  }
+  if (random && (!options.compute.vram.empty() || !options.compute.expert_stats.empty())) {
+    return fail(Code::invalid_argument, "--vram and --expert-stats are for the experts of a checkpoint; random ones (--random) lie in one memory");
   }
   return {};
 }

@@ -205,6 +205,9 @@ Status gpu_bench(const BenchOptions& options, Device device, const ComputeOption
   if (options.policies != std::vector<std::string>{"bf16"}) return fail(Code::unsupported, "a GPU has policy bf16 alone");
   K3_TRY_ASSIGN(GpuCeilings ceilings, measure(device));
   K3_TRY_ASSIGN(const LoadedModel loaded, bench_model(options, device, compute, needs));
+  if (options.layers && loaded.model->weights().experts != nullptr) {
+    return fail(Code::unsupported, "--layers times layers whose weights are on the GPU; this model keeps experts in host memory (--vram)");
+  }
   if (options.random.empty()) {
     K3_TRY_ASSIGN(ceilings.pinned_bytes_per_second, pinned_rate(device, *loaded.pool));
   }

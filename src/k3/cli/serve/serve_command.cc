@@ -182,6 +182,7 @@ Status serve_command(const ServeOptions& o) {
   RunNeeds needs;
   needs.sequences = o.max_running;
   needs.logit_rows = o.max_running;
+  needs.whole_on_device = true;
   if (!o.pool_bytes.empty()) {
     K3_TRY_ASSIGN(const int64_t pool, bytes_or(o.pool_bytes, 0));
     K3_TRY_ASSIGN(const int64_t host, bytes_or(o.host_bytes, 0));
