@@ -1,32 +1,11 @@
 // What the core does for a GPU: steps of one phase, and an end when the device is lost.
 #include <gtest/gtest.h>
 
+#include "k3/engine/core_requests_test.h"
 #include "k3/engine/tiny_model_test.h"
 
 namespace k3::test {
 namespace {
-
-std::vector<int32_t> ids(size_t count, uint64_t seed = 3) {
-  const Rng rng(seed, 7);
-  std::vector<int32_t> out;
-  for (size_t i = 0; i < count; ++i) out.push_back(static_cast<int32_t>(rng.bits(i) % 96));
-  return out;
-}
-
-Request request(std::vector<int32_t> prompt, int64_t max_tokens) {
-  Request r;
-  r.prompt = std::move(prompt);
-  r.max_tokens = max_tokens;
-  r.sampling.temperature = 0;
-  return r;
-}
-
-ComputeMode exact() {
-  ComputeMode mode;
-  mode.policy = ops::Policy::exact;
-  mode.deterministic = true;
-  return mode;
-}
 
 class Failing final : public Executor {
  public:
