@@ -44,8 +44,8 @@ Result<std::optional<GpuPlan>> make_gpu_plan(const Config& config, const LoadOpt
   const bool asked = options.vram_bytes || options.ram_bytes || options.ram_auto;
   if (!asked && text_weight_bytes(config) <= free) return std::optional<GpuPlan>();
   if (options.whole_on_device) {
-    return fail(Code::unsupported, "the weights take {}, {} has {} free, and `k3 serve` wants all of them there beside its cache: experts in "
-                "host memory (--vram, --ram) are for run, chat, logits and perplexity", format_bytes(text_weight_bytes(config)),
+    return fail(Code::unsupported, "the weights take {}, {} has {} free, and all of them have to be there: serving from a GPU works without "
+                "experts in host memory (--vram, --ram)", format_bytes(text_weight_bytes(config)),
                 device_name(options.device), format_bytes(free));
   }
   const int64_t available = available_memory_bytes();
