@@ -1,11 +1,14 @@
-"""k3 serve --device cuda as a process: answers, prefix hits, slots, tiers, refusals, load; with --device cpu the same on any machine.
+"""k3 serve --device cuda as a process: answers, prefix hits, slots, tiers, refusals, experts in host memory, load; with --device cpu the same
+on any machine, but for the experts.
 
-usage: serve_gpu_test.py PROGRAM BASE_FOLDER [--device cpu] [--load]
+usage: serve_gpu_test.py PROGRAM BASE_FOLDER [--device cpu] [--load] [--only-vram]
 BASE_FOLDER holds config.json and tokenizer of models/k3-mini; models are random. --load: throughput of a larger one by `k3 loadgen`.
+--only-vram: nothing but serving a model whose experts do not fit.
 Exit code 77: no GPU."""
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -19,11 +22,13 @@ from serve_process import ServeProcess  # noqa: E402
 GAP = 0.25  # between the two best, from which two ways to compute must choose the same
 
 
-def make_model(program, base, folder, large):
-    """A random model with K3's kinds of layers and the head sizes of the GPU kernels."""
+def make_model(program, base, folder, kind):
+    """A random model with K3's kinds of layers and the head sizes of the GPU kernels: small, large, or one of many experts."""
     config = json.loads((pathlib.Path(base) / "config.json").read_text())
     text = config["text_config"]
-    if large:
+    if kind == "experts":
+        text.update(num_experts=128, num_experts_per_token=8, moe_intermediate_size=512, routed_expert_hidden_size=512)
+    elif kind == "large":
         text.update(hidden_size=2048, num_hidden_layers=16, num_attention_heads=16, num_key_value_heads=16, q_lora_rank=768, intermediate_size=4096,
                     num_experts=64, num_experts_per_token=8, moe_intermediate_size=512, routed_expert_hidden_size=1024, attn_res_block_size=4)
         text["linear_attn_config"].update(num_heads=16, full_attn_layers=[4, 8, 12, 16],
@@ -144,6 +149,49 @@ def check_refusals(program, model, device):
     refused(5, "--policy", "exact")
 
 
+def gpu_used_mib():
+    done = subprocess.run(["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"], check=True, capture_output=True, text=True)
+    return int(done.stdout.split()[0])
+
+
+def deterministic_answers(server):
+    """Prompts in several chunks, continued ones (prefix hits) and a short one, with all that the server says of their tokens."""
+    prompts = [ids(150, 40), ids(150, 40) + ids(30, 41), ids(7, 42), ids(333, 43)]
+    return [(cached(a), a["choices"]) for a in (complete(server, prompt, 24) for prompt in prompts)]
+
+
+def check_vram(program, base, work):
+    """Experts that do not fit: what the plan promises, and the same answers to the bit."""
+    model = os.path.join(work, "experts")
+    make_model(program, base, model, "experts")
+    options = ["--device", "cuda", "--name", "model", "-q", "--ctx", "4096"]
+    server = ServeProcess(program, model, *options, "--deterministic")
+    want = deterministic_answers(server)
+    assert server.stop() == 0
+    assert want[1][0] > 0, "no prefix hit"
+
+    done = subprocess.run([program, "serve", model, "--port", "0", *options, "--vram", "1GiB"], capture_output=True, text=True, timeout=120)
+    said = done.stderr.strip().splitlines()[-1]
+    print("  refused:", done.returncode, said)
+    assert done.returncode == 6 and "pool" in said and "--pool-bytes" in said, said
+    need, unit = re.search(r"= ([\d.]+) ([MG])iB;", said).groups()
+    vram = int(float(need) * (1024 if unit == "G" else 1)) + 200  # a part of the experts' 430 MiB
+    for more in (["--deterministic"], [], ["--pool-bytes", "100MiB"]):
+        before = gpu_used_mib()
+        server = ServeProcess(program, model, *options, "--vram", f"{vram}MiB", *more)
+        used = gpu_used_mib() - before
+        print(f"-- --vram {vram}MiB {' '.join(more)}: {used} MiB used\n" + server.text())
+        assert "expert cache" in server.text() and "pool of states and latents" in server.text()
+        if more == ["--deterministic"]:
+            assert deterministic_answers(server) == want
+        check_many(server)
+        check_metrics(server)
+        used = gpu_used_mib() - before
+        assert used <= vram, f"{used} MiB of {vram} in use"
+        assert server.stop() == 0
+        assert "experts of short steps were on the GPU" in server.text()
+
+
 def alone(program, model, device):
     """One sequence without a server: what streaming to one user is held against."""
     command = [program, "run", model, "--device", device, "--raw", "-p", "Once upon a time", "-n", "256", "--temperature", "0", "--json"]
@@ -172,11 +220,15 @@ def main():
         sys.exit(77)
     work = tempfile.mkdtemp(prefix="k3-serve-gpu-")
     try:
+        if device != "cpu":
+            check_vram(program, base, work)
+        if "--only-vram" in sys.argv:
+            return
         slots = os.path.join(work, "slots")
         os.mkdir(slots)
         options = ["--device", device, "--slot-save-path", slots, "--name", "model", "-q"]
         model = os.path.join(work, "small")
-        make_model(program, base, model, large=False)
+        make_model(program, base, model, "small")
         # All of the GPU; then a pool that is too small for all at once, with host memory behind it.
         for more in ([], ["--pool-bytes", "40MiB", "--host-bytes", "2GiB", "--ctx", "4096", "--no-keep-idle"]):
             begin = time.time()
@@ -192,7 +244,7 @@ def main():
         check_refusals(program, model, device)
         if "--load" in sys.argv:
             model = os.path.join(work, "large")
-            make_model(program, base, model, large=True)
+            make_model(program, base, model, "large")
             alone(program, model, device)
             server = ServeProcess(program, model, *options)
             print(server.text())

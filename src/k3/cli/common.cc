@@ -66,7 +66,8 @@ Result<LoadOptions> load_options(const std::string& path, const ComputeOptions& 
   load.run.logit_rows = needs.logit_rows;
   load.run.sequences = needs.sequences;
   load.run.cache_bytes = needs.cache_bytes;
-  load.whole_on_device = needs.whole_on_device;
+  load.run.prompt_keys = needs.prompt_keys;
+  load.pool = needs.pool;
   load.run.policy = run.policy;
   load.run.threads = threads_of(options.threads);
   load.stream.expert_stats = options.expert_stats;

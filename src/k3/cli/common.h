@@ -33,8 +33,9 @@ struct RunNeeds {
   int64_t chunk_tokens = 0;  // 0: as the options say
   int64_t logit_rows = 1;    // of one step; 0: of every token
   int64_t sequences = 1;
-  bool whole_on_device = false;  // LoadOptions
-  int64_t cache_bytes = 0;  // of a serving engine: pool and host tier; 0: by sequences and context
+  int64_t cache_bytes = 0;  // of a serving engine on a CPU: pool and host tier; 0: by sequences and context
+  GpuPoolRequest pool = {};  // of one on a GPU
+  int64_t prompt_keys = 0;   // PlanRequest
 };
 
 // A pool whose workers run where the plan of this machine (numa_plan.h) puts them.

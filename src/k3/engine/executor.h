@@ -73,8 +73,8 @@ class ModelExecutor final : public Executor {
   std::vector<std::vector<PagedExport>> exports_;
 };
 
-// A prompt's part in a step on a GPU expands the keys of all tokens before it; prompts share a step while the longest context and
-// so many further keys are not exceeded.
+// A prompt's part in a step on a GPU expands the keys of all tokens before it, which a prompt that shares its step does again for
+// fewer tokens; so prompts share a step while the longest context and so many further keys are not exceeded.
 inline constexpr int64_t kFurtherKeys = 8192;
 
 // The counts of a model that decide its page size.

@@ -28,10 +28,10 @@ struct LatentAppend {
   LatentPages pages;
 };
 
-// Pages to rows: row offsets[s] + i of `out` [tokens, 576] is token i of request s. tokens: an upper bound of offsets[B].
+// Pages to rows: token i of request s is row offsets[s] + i - first of `out` [tokens, 576], if it has such a row.
 struct LatentGather {
   void* out = nullptr;
-  int64_t out_stride = 0, tokens = 0, batch = 0;
+  int64_t out_stride = 0, tokens = 0, batch = 0, first = 0;
   const int32_t* offsets = nullptr;  // [B + 1] device
   LatentPages pages;
 };
@@ -98,6 +98,11 @@ struct MlaPrefill {
   void* out = nullptr;  // [T, H * 128]
   int64_t out_stride = 0;
   float* lse = nullptr;  // [T, H] or null
+  // Keys in parts, one call after another: `expanded` and `shared_keys` have the rows [first_key, first_key + keys) of all requests'
+  // keys. Of a request with keys in several parts lse and this [T, H * 128] hold what its queries have so far; out is written by the
+  // part with its last key. Null: one part with all keys.
+  float* so_far = nullptr;
+  int64_t first_key = 0;
 };
 
 }  // namespace k3::ops::cuda

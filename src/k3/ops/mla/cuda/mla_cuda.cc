@@ -114,6 +114,7 @@ CudaStatus mla_prefill_cuda(const MlaPrefill& args, Stream stream) {
            "prefill with rows not aligned to 16 bytes");
   if (args.tokens == 0 || args.batch == 0) return {};
   K3_CHECK(args.keys > 0, "prefill of {} tokens without keys", args.tokens);
+  K3_CHECK(args.so_far == nullptr || (aligned(args.so_far) && args.lse != nullptr), "prefill in parts without sums");
   const DeviceInfo& device = device_info();
   if (device.capability < 90 || device.capability >= 100) return {mla_prefill_any_launch(args, stream)};
   MlaPrefillLaunch launch;

@@ -1,11 +1,14 @@
 // MLA on a GPU: absorbed over the pages for steps of few tokens a sequence, expanded keys and values for longer ones. Sizes that these do
 // not know take one plain kernel.
+#include <algorithm>
+
 #include "k3/ops/cuda/dispatch.h"
 #include "k3/ops/cuda/op_state.h"
 #include "k3/ops/gemm/cuda/gemm_cuda.h"
 #include "k3/ops/mla/cuda/mla_any_dims.h"
 #include "k3/ops/mla/cuda/mla_config.h"
 #include "k3/ops/mla/cuda/mla_cuda.h"
+#include "k3/ops/mla/cuda/mla_parts.h"
 #include "k3/ops/mla/mla.h"
 
 namespace k3::ops::cuda {
@@ -64,28 +67,33 @@ void absorbed(const Ctx& ctx, const ops::MlaArgs& args) {
   ctx.gpu->note(mla_values_cuda(v, ctx.stream), "mla values");
 }
 
-void expanded(const Ctx& ctx, const ops::MlaArgs& args) {
-  const Workspace::Scope scope(*ctx.workspace);
-  const int64_t tokens = args.q.dim(0), heads = args.q.dim(1), keys = ctx.step->keys;
-  const Tensor rows = ctx.workspace->tensor({keys, kWidth}, DType::bf16);
-  const Tensor both = ctx.workspace->tensor({keys, heads * 2 * kValue}, DType::bf16);
+// Keys and values of the cached tokens [first, first + rows.dim(0)) of all sequences.
+void expand(const Ctx& ctx, const ops::MlaArgs& args, int64_t first, const Tensor& rows, const Tensor& both) {
   LatentGather g;
   g.out = rows.data;
   g.out_stride = kWidth;
-  g.tokens = keys;
+  g.tokens = rows.dim(0);
+  g.first = first;
   g.batch = ctx.step->sequences;
   g.offsets = ctx.step->key_offsets;
   g.pages = pages_of(args.table);
   ctx.gpu->note(latent_gather_cuda(g, ctx.stream), "mla gather");
   GemmArgs e;
   e.x = rows.data;
-  e.tokens = keys;
+  e.tokens = rows.dim(0);
   e.in = kLatent;
   e.x_stride = kWidth;
   e.dependent = true;
   e.part_count = 1;
   e.parts[0] = {.w = args.kv_b, .y = both.data, .y_stride = both.stride(0)};
   ctx.gpu->note(gemm_cuda(e, ctx.gpu->plans(), ctx.stream), "mla expand");
+}
+
+void expanded(const Ctx& ctx, const ops::MlaArgs& args) {
+  const Workspace::Scope scope(*ctx.workspace);
+  const int64_t tokens = args.q.dim(0), heads = args.q.dim(1), keys = ctx.step->keys, part = mla_part_of(keys, heads);
+  const Tensor rows = ctx.workspace->tensor({part, kWidth}, DType::bf16);
+  const Tensor both = ctx.workspace->tensor({part, heads * 2 * kValue}, DType::bf16);
   MlaPrefill p;
   p.q = args.q.data;
   p.q_stride = args.q.stride(0);
@@ -98,10 +106,17 @@ void expanded(const Ctx& ctx, const ops::MlaArgs& args) {
   p.batch = ctx.step->sequences;
   p.heads = heads;
   p.tokens = tokens;
-  p.keys = keys;
   p.out = args.out.data;
   p.out_stride = args.out.stride(0);
-  ctx.gpu->note(mla_prefill_cuda(p, ctx.stream), "mla prefill");
+  if (part < keys) {
+    p.so_far = ctx.workspace->tensor({tokens, heads, kValue}).f32();
+    p.lse = ctx.workspace->tensor({tokens, heads}).f32();
+  }
+  for (p.first_key = 0; p.first_key < keys; p.first_key += part) {
+    p.keys = std::min(part, keys - p.first_key);
+    expand(ctx, args, p.first_key, rows.slice(0, p.keys), both.slice(0, p.keys));
+    ctx.gpu->note(mla_prefill_cuda(p, ctx.stream), "mla prefill");
+  }
 }
 
 void plain(const Ctx& ctx, const ops::MlaArgs& args) {

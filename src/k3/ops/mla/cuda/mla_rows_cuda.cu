@@ -90,9 +90,9 @@ __global__ void __launch_bounds__(32 * kWarps) gather(const LatentGather p) {
             lane = static_cast<int>(threadIdx.x) % 32;
   dependent_begin();
   if (row >= p.tokens) return;
-  const int request = request_of(p.offsets, static_cast<int>(p.batch), row);
+  const int at = static_cast<int>(p.first) + row, request = request_of(p.offsets, static_cast<int>(p.batch), at);
   if (request < 0) return;
-  const uint4* from = reinterpret_cast<const uint4*>(page_row(p.pages, request, row - p.offsets[request]));
+  const uint4* from = reinterpret_cast<const uint4*>(page_row(p.pages, request, at - p.offsets[request]));
   uint4* to = reinterpret_cast<uint4*>(static_cast<__nv_bfloat16*>(p.out) + row * p.out_stride);
   const uint4 first = from[lane], second = from[32 + lane];
   if (lane < 8) to[64 + lane] = from[64 + lane];

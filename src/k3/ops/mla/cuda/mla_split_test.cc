@@ -6,6 +6,7 @@
 
 #include "k3/base/rng.h"
 #include "k3/ops/mla/cuda/mla_config.h"
+#include "k3/ops/mla/cuda/mla_parts.h"
 #include "k3/ops/mla/cuda/mla_split.h"
 
 namespace k3::ops::cuda {
@@ -125,6 +126,24 @@ TEST(MlaConfig, OtherDevicesTakeThePlainPath) {
   d.capability = 100;
   EXPECT_FALSE(mla_decode_config(96, 1, d).hopper);
   EXPECT_FALSE(mla_decode_config(96, 1, DeviceInfo{}).hopper);
+}
+
+TEST(MlaConfig, PartsOfThePrefillAreBoundedAndEqual) {
+  for (const int64_t heads : {1, 4, 12, 16, 32, 64, 96, 128}) {
+    const int64_t most = mla_part_keys(heads);
+    EXPECT_LE(2 * most * (576 + 256 * heads), kMlaPartBytes);
+    EXPECT_EQ(most % 128, 0);
+    EXPECT_LE(mla_measured_keys(heads), most);
+    for (const int64_t keys : {int64_t{1}, most - 1, most, most + 1, 2 * most, 2 * most + 1, int64_t{1} << 20}) {
+      const int64_t part = mla_part_of(keys, heads), parts = (keys + part - 1) / part;
+      EXPECT_LE(part, most);
+      EXPECT_EQ(parts, (keys + most - 1) / most) << heads << " " << keys;  // no more than have to be
+      if (keys <= most) {
+        EXPECT_EQ(part, keys);
+      }
+    }
+  }
+  EXPECT_GT(mla_part_keys(96), 8192);  // a usual prompt is one part
 }
 
 TEST(MlaConfig, HeadsOfAPrefillGroupFitIntoL2) {
