@@ -12,7 +12,7 @@ namespace k3 {
 namespace {
 
 constexpr double kNormRatio = 3e-2;  // kernels.md 9: BF16 from one order of sums to another
-constexpr int64_t kCtx = 12288, kChunk = 2048, kHistory = 11200, kHeads = 96, kVocab = 1024;
+constexpr int64_t kCtx = 24576, kChunk = 2048, kHistory = 22400, kHeads = 96, kVocab = 1024;
 
 // Two layers of each kind; weights so small that BF16 alone keeps rows within the bound.
 std::string config_text() {

@@ -5,7 +5,7 @@
 // Threads:  a pure function.
 // Errors:   none.
 // Source:   docs/cuda.md. Between parts FP32 outputs of the step's tokens are read and written: 2 * 4 * 128 bytes a token and head,
-//           for 640 FLOPs a token, head and key. With the thousands of keys that the bytes below hold that is 2 % of the time.
+//           for 640 FLOPs a token, head and key. With the thousands of keys that the bytes below hold that is 1 % of the time.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 
 namespace k3::ops::cuda {
 
-inline constexpr int64_t kMlaPartBytes = int64_t{512} << 20;
+inline constexpr int64_t kMlaPartBytes = int64_t{1} << 30;
 
 // Most keys of a part: a multiple of the kernel's tile of 128.
 inline int64_t mla_part_keys(int64_t heads) {
