@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "k3/base/units.h"
+#include "k3/model/gpu/pinned_feeder.h"
 #include "k3/model/params.h"
 #include "k3/model/summary.h"
 #include "k3/ops/mla/cuda/mla_parts.h"
@@ -48,7 +49,7 @@ void plan_fixed(const Config& c, const GpuModelBytes& b, const GpuPlanRequest& r
   p.layers = b.layers;
   p.experts = b.experts;
   p.expert_bytes = b.expert;
-  p.staging_bytes = std::max(b.largest_part, kExpertsAtOnce * b.expert);
+  p.staging_bytes = PinnedFeeder::kPinnedBytes;
 }
 
 Error too_little_vram(const GpuPlan& p) {
@@ -91,16 +92,13 @@ bool plan_experts(int64_t room, GpuPlan& p) {
 
 GpuModelBytes gpu_model_bytes(const Config& c, int64_t chunk_tokens) {
   GpuModelBytes b;
-  std::vector<int64_t> layer(static_cast<size_t>(c.num_hidden_layers), 0);
-  int64_t tables = 0, largest_matrix = 0, largest_sum = 0;
+  int64_t largest_matrix = 0, largest_sum = 0;
   for_each_tensor(c, [&](const ParamTensor& t) {
     const Component component = t.family->component;
     if (component == Component::vision_tower || component == Component::projector || t.expert >= 0) return;
     // Vectors are widened to FP32.
     const bool widened = !t.family->matrix && t.dtype != DType::f32;
-    const int64_t bytes = (t.size_bytes() + kAlign) + (widened ? t.params * 4 + kAlign : 0);
-    b.trunk += bytes;
-    (t.layer >= 0 ? layer[static_cast<size_t>(t.layer)] : tables) += bytes;
+    b.trunk += (t.size_bytes() + kAlign) + (widened ? t.params * 4 + kAlign : 0);
     if (!t.family->matrix || t.dims.size() != 2 || t.family->id == ParamId::embed_tokens) return;
     const int64_t rows = t.dims[0], in = t.params / std::max<int64_t>(rows, 1);
     if (t.size_bytes() > largest_matrix) largest_matrix = t.size_bytes();
@@ -108,7 +106,6 @@ GpuModelBytes gpu_model_bytes(const Config& c, int64_t chunk_tokens) {
     if (t.family->id != ParamId::mla_kv_b_proj) return;
     largest_sum = std::max(largest_sum, ops::cuda::mla_measured_keys(c.num_attention_heads) * 2 * (in + rows));
   });
-  b.largest_part = std::max(tables, *std::max_element(layer.begin(), layer.end()));
   b.measuring = largest_matrix + largest_sum + kMeasureFlush;
   ops::ExpertBank bank;
   bank.experts = b.experts = c.num_experts;
@@ -167,7 +164,6 @@ Result<GpuPlan> plan_gpu(const Config& c, const GpuModelBytes& b, const GpuPlanR
     int64_t room = r.run.limit_bytes - fixed_bytes(p) - p.store.device_bytes() - p.layers * p.experts * 4 - 4096;
     p.store.staged = std::clamp<int64_t>(std::min(kStagingArea, room / kStagingShare) / p.expert_bytes, 1, p.experts);
     p.at_once = std::min(p.store.staged, kExpertsAtOnce);
-    p.staging_bytes = std::max(b.largest_part, p.at_once * p.expert_bytes);
     room -= 2 * p.store.staged * p.expert_bytes;
     if (room >= 0) {
       if (p.pooled && r.pool.asked_bytes == 0) {

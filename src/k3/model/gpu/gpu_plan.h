@@ -17,8 +17,7 @@ namespace k3 {
 
 // Bytes of one model's parts as they lie on a GPU.
 struct GpuModelBytes {
-  int64_t trunk = 0;         // all but routed experts
-  int64_t largest_part = 0;  // of the trunk, on its way through host memory
+  int64_t trunk = 0;  // all but routed experts
   int64_t expert = 0, experts = 0, layers = 0;  // packed; of a layer; layers that have them
   int64_t expert_scalars = 0;                   // of a layer: what is kept on the GPU whatever holds its experts
   int64_t measuring = 0;                        // what choosing the product kernels takes for a while

@@ -25,6 +25,8 @@ namespace k3 {
 
 class PinnedFeeder {
  public:
+  static constexpr int64_t kPinnedBytes = int64_t{64} << 20;
+
   // total: of all parts, for `progress`, which a thread of the feeder calls. Copies are queued on `stream`.
   static Result<std::unique_ptr<PinnedFeeder>> start(Device device, ThreadPool& pool, Stream stream, const Checkpoint& checkpoint,
                                                      int64_t total, const LoadProgress& progress);
