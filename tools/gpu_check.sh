@@ -6,7 +6,8 @@ usage() {
   cat <<'TEXT'
 usage: tools/gpu_check.sh [--sanitize | --only TOOL] [--tests FILTER] [--bench TEXT,TEXT | --no-bench] [BIN_DIR]
 
-BIN_DIR       folder with k3_gpu_test, k3_gpu_bench and, for racecheck, k3_gpu_racecheck_test; without it the preset `cuda` is built into build/cuda
+BIN_DIR       folder with k3_gpu_test, k3_gpu_bench, k3 (for the tests of server and commands; left out without it) and, for racecheck,
+              k3_gpu_racecheck_test; without it the preset `cuda` is built into build/cuda
 --sanitize    the *Sanitize* tests again under compute-sanitizer, memcheck and racecheck
 --only TOOL   nothing but those tests under memcheck or racecheck
 --tests       which tests (a GoogleTest filter); all without it
@@ -43,6 +44,7 @@ fi
 if [ -z "$bin" ]; then
   bin="$here/build/cuda"
   targets="k3_gpu_test"
+  [ -n "$tools_only" ] || targets="$targets k3"
   [ -n "$benches" ] && [ -z "$tools_only" ] && targets="$targets k3_gpu_bench"
   [[ "$sanitize" == *racecheck* ]] && targets="$targets k3_gpu_racecheck_test"
   log=$(mktemp)
@@ -98,7 +100,24 @@ run_tests() {
   fi
 }
 
+# run_script NAME: tests/gpu/NAME_gpu_test.py with the program and the model of the repository; 77: left out.
+run_script() {
+  local name="$1" begin=$SECONDS code note=""
+  timeout "$(left)" python3 "$here/tests/gpu/${name}_gpu_test.py" "$bin/k3" "$here/models/k3-mini" > "$out/$name" 2>&1
+  code=$?
+  [ $code -eq 124 ] && note="out of time"
+  printf '%-12s %8s %8s %8s %6ss  %s\n' "$name" $((code == 0)) $((code != 0 && code != 77)) $((code == 77)) $((SECONDS - begin)) "$note" >> "$out/table"
+  if [ $code -ne 0 ] && [ $code -ne 77 ]; then
+    failed=1
+    tail -5 "$out/$name" >> "$out/failures"
+  fi
+}
+
 [ -n "$tools_only" ] || run_tests tests "$tests" env
+if [ -z "$tools_only" ] && [ "$tests" = "*" ] && [ -x "$bin/k3" ] && command -v python3 > /dev/null; then
+  run_script commands
+  run_script serve
+fi
 if [ -n "$sanitize" ]; then
   sanitizer=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
   if [ -x "$sanitizer" ]; then

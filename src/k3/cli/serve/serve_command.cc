@@ -71,6 +71,7 @@ Result<EngineOptions> engine_options(const ServeOptions& o, const RunnerOptions&
   K3_TRY_ASSIGN(e.host_bytes, bytes_or(o.host_bytes, 0));
   K3_TRY_ASSIGN(e.disk_bytes, bytes_or(o.disk_bytes, o.disk_folder.empty() ? 0 : int64_t{16} << 30));
   e.disk_folder = o.disk_folder;
+  e.lose_device_at = o.lose_device_at;
   return e;
 }
 
@@ -139,6 +140,10 @@ void print_capacity(const Engine& engine) {
     line += fmt::format("{}{} at {} tokens", line.empty() ? "" : ", ", c.sequences, format_grouped(c.ctx_tokens));
   }
   note(fmt::format("k3: users at once: {} (computed at once: at most {}; further ones wait)", line, o.max_running));
+  if (!engine.capacity().empty() && engine.capacity().back().sequences == 0) {
+    note(fmt::format("k3: warning: the pool has no room for a request of {} tokens: longer prompts than fit are refused, answers end when pages "
+                     "are used up; see --pool-bytes and --ctx", format_grouped(o.ctx_tokens)));
+  }
 }
 
 // The last frames get a second to leave.
@@ -186,7 +191,7 @@ Status serve_command(const ServeOptions& o) {
   if (!o.pool_bytes.empty()) {
     K3_TRY_ASSIGN(const int64_t pool, bytes_or(o.pool_bytes, 0));
     K3_TRY_ASSIGN(const int64_t host, bytes_or(o.host_bytes, 0));
-    needs.cache_bytes = pool + host;
+    needs.cache_bytes = host > INT64_MAX - pool ? INT64_MAX : pool + host;
   }
   K3_TRY_ASSIGN(const LoadedModel loaded, load_model(o.model, o.compute, needs));
   const Model& model = *loaded.model;
