@@ -100,7 +100,7 @@ def check_golden(server, base):
         choice = complete(server, prompt["prompt_ids"], len(prompt["greedy_ids"]), ignore_eos=False)["choices"][0]
         text, want, logprobs = choice["text"].encode(), want.encode(), choice["logprobs"]  # offsets count bytes
         same = len(os.path.commonprefix([text, want]))
-        tokens = sum(offset < same for offset in logprobs["text_offset"])
+        tokens = sum(end <= same for end in [*logprobs["text_offset"][1:], len(text)])
         for i in range(tokens):  # within the golden gap of what the float64 forward gives them
             golden_logprob = best[i][0] - prompt["logsumexp"][len(prompt["prompt_ids"]) - 1 + i]
             assert abs(logprobs["token_logprobs"][i] - golden_logprob) < GAP, (name, i, logprobs["token_logprobs"][i], golden_logprob)
