@@ -244,9 +244,9 @@ Status serve_command(const ServeOptions& o) {
     note(fmt::format("k3: warning: {} may be reached by others and asks for no key; see --api-key-file", o.host));
   }
   const std::string shown = o.host.find(':') == std::string::npos ? o.host : "[" + o.host + "]";
-  note(fmt::format("k3: listening on http://{}:{} (Ctrl-C stops)", shown, service->port()));
-  std::signal(SIGINT, on_signal);
+  std::signal(SIGINT, on_signal);  // before anybody is told that it runs
   std::signal(SIGTERM, on_signal);
+  note(fmt::format("k3: listening on http://{}:{} (Ctrl-C stops)", shown, service->port()));
   while (g_signals == 0 && engine->device_status().ok()) sleep_ms(50);
   if (Status lost = engine->device_status(); !lost.ok()) {
     flush(*service);
