@@ -2,9 +2,9 @@
 on any machine, but for the experts.
 
 usage: serve_gpu_test.py PROGRAM BASE_FOLDER [--device cpu] [--load] [--only-vram]
-BASE_FOLDER holds config.json and tokenizer of models/k3-mini; models are random. --load: throughput of a larger one by `k3 loadgen`.
---only-vram: nothing but serving a model whose experts do not fit.
-Exit code 77: no GPU."""
+BASE_FOLDER holds config.json and tokenizer of models/k3-mini; models are random. If its weights are there, the model itself answers, too, and is
+held against its golden answers. --load: throughput of a larger one by `k3 loadgen`. --only-vram: nothing but serving a model whose
+experts do not fit. Exit code 77: no GPU."""
 import json
 import os
 import pathlib
@@ -95,6 +95,59 @@ def check_answers(server):
     several = complete(server, ids(200, 3), n=4, temperature=1, seed=5)
     texts = [choice["text"] for choice in several["choices"]]
     assert len(set(texts)) > 1 and len(texts) == 4
+
+
+def check_golden(server, base):
+    """The trained model behind each token of its golden answers, against its float64 forward: the choice that it makes is as likely as the golden
+    one, but where the router hardly decides (golden_gpu_test.cc). Most of the prompt is in the cache from the question before."""
+    golden = json.loads((pathlib.Path(base) / "golden" / "golden.json").read_text())["prompts"]
+    for name, prompt in golden.items():
+        ids, first, off = prompt["prompt_ids"], len(prompt["prompt_ids"]) - 1, []
+        for i in range(len(prompt["greedy_ids"])):
+            choice = complete(server, ids + prompt["greedy_ids"][:i], 1, ignore_eos=False)["choices"][0]
+            if not choice["logprobs"]["token_logprobs"]:
+                continue  # it ends here: a stop token is no part of the answer
+            want = prompt["top8_logits"][first + i][0] - prompt["logsumexp"][first + i]
+            off.append(abs(choice["logprobs"]["token_logprobs"][0] - want))
+        print(f"  {name}: log-probabilities of {len(off)} choices within {max(off):.3f}, half of them within {sorted(off)[len(off) // 2]:.3f}")
+        assert sum(x > GAP for x in off) <= len(off) // 16, (name, off)
+
+
+def check_deterministic(program, model, options):
+    """The same bits whole, from a cached prefix, in company, and with other pages and fewer sequences at once."""
+    prompts = [ids(count, 30 + count) for count in (700, 65, 64, 17, 1)]
+    exact = ["--deterministic", *options]
+
+    def all_answers(server, salt, together):
+        answers = [None] * len(prompts)
+
+        def one(i):
+            answers[i] = complete(server, prompts[i], 24, cache_salt=salt)
+        threads = [threading.Thread(target=one, args=(i,)) for i in range(len(prompts))]
+        for thread in threads:
+            thread.start()
+            if not together:
+                thread.join()
+        for thread in threads:
+            thread.join()
+        return answers
+
+    def bits(answer):
+        return [answer["choices"][0][name] for name in ("text", "logprobs")]
+
+    runs = {}
+    for name, more in (("default", []), ("small pages, 2 at once", ["--block-tokens", "16", "--max-running", "2"])):
+        server = ServeProcess(program, model, *exact, *more)
+        runs[name + ", alone"] = all_answers(server, "a", False)
+        runs[name + ", prefix hit"] = all_answers(server, "a", False)
+        runs[name + ", together"] = all_answers(server, "b", True)
+        assert cached(runs[name + ", prefix hit"][0]) >= 640 and cached(runs[name + ", together"][0]) == 0
+        assert server.stop() == 0
+    want = next(iter(runs.values()))
+    for name, answers in runs.items():
+        for i, answer in enumerate(answers):
+            assert answer is not None and bits(answer) == bits(want[i]), (name, len(prompts[i]), bits(answer), bits(want[i]))
+    print(f"  deterministic: {len(runs)} ways, {len(prompts)} prompts, 24 tokens each with their logprobs: the same")
 
 
 def check_slots(server):
@@ -248,6 +301,14 @@ def main():
             values = check_metrics(server)
             assert not more or values['k3:tier_hits_total{tier="host"}'] > 0
             assert server.stop() == 0
+        check_deterministic(program, model, options)
+        if list(pathlib.Path(base).glob("*.safetensors")):
+            for more in ([], ["--deterministic"]):
+                server = ServeProcess(program, base, *options, *more)
+                print("trained model", *more)
+                check_golden(server, base)
+                assert server.stop() == 0
+            check_deterministic(program, base, options)
         check_refusals(program, model, device)
         if "--load" in sys.argv:
             model = os.path.join(work, "large")

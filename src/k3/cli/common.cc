@@ -149,6 +149,13 @@ Result<RunnerOptions> runner_options(const ComputeOptions& options, const Config
   return out;
 }
 
+Result<Config> edited_config(std::string_view before, std::string_view after, const std::string& path, const std::vector<std::string>& set) {
+  if (set.empty()) return parse_config(after, path);
+  auto config = parse_config(after, fmt::format("{} with --set {}", path, fmt::join(set, " --set ")));
+  if (config.ok() || config.error().code != Code::corrupt || !parse_config(before, path).ok()) return config;
+  return fail(Code::invalid_argument, "{}", config.error().message);
+}
+
 Result<Tokenizer> load_tokenizer(const std::string& model) {
   if (!path_exists(model)) return fail(Code::not_found, "{}: no such file or folder", model);
   return Tokenizer::load(model_folder(model));

@@ -45,6 +45,9 @@ Result<LoadedModel> load_model(const std::string& path, const ComputeOptions& op
 DType cache_dtype(const std::string& name);  // f32, bf16 or f8_e4m3, as CLI11 has checked
 Result<RunnerOptions> runner_options(const ComputeOptions& options, const Config& config);
 
+// The config of `path` after --set: what is wrong there and was right before is a fault of the options (invalid_argument), not of the file.
+Result<Config> edited_config(std::string_view before, std::string_view after, const std::string& path, const std::vector<std::string>& set);
+
 // The tokenizer of a model folder (or of the folder of its config.json).
 Result<Tokenizer> load_tokenizer(const std::string& model);
 

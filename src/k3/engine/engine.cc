@@ -147,6 +147,7 @@ Result<std::unique_ptr<Engine>> Engine::create(const Model& model, ThreadPool& p
   K3_TRY_ASSIGN(impl->cache, cache::HybridCache::create(c));
   if (queue != nullptr) K3_TRY(queue->follow(impl->executor->stream()));
   impl->executor->use(*impl->cache);
+  impl->executor->lose_device_at(o.lose_device_at);
   CoreOptions& k = impl->core_options;
   k.schedule = o.schedule;
   k.ctx_tokens = o.ctx_tokens;

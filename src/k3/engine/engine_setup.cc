@@ -27,6 +27,14 @@ int64_t block_tokens(const Config& config, const EngineOptions& o) {
 
 int64_t sequence_bytes(const cache::CacheShape& shape, int64_t tokens) { return (shape.pages_for(tokens) + shape.groups()) * shape.page_bytes; }
 
+// Pages take memory when they are first used: too many of them would end the process hours later.
+Status check_host_memory(const Model& model, const EngineOptions& o) {
+  const int64_t pool = model.device().is_cuda() ? 0 : o.pool_bytes, free = available_memory_bytes();
+  if (pool <= free && o.host_bytes <= free - pool) return {};  // no sum that could overflow
+  return fail(Code::exhausted, "a pool of {} and a host tier of {} do not fit the {} of memory that are free; see --pool-bytes and --host-bytes",
+              format_bytes(pool), format_bytes(o.host_bytes), format_bytes(free));
+}
+
 }  // namespace
 
 Status check_engine_options(const Model& model, EngineOptions& o) {
@@ -83,6 +91,7 @@ Status size_pool(const Model& model, const cache::CacheShape& shape, EngineOptio
   } else if (o.pool_bytes == 0 && !model.device().is_cuda()) {
     o.pool_bytes = std::min(o.max_running * sequence, std::max(sequence, available_memory_bytes() / 2));
   }
+  if (!model.plan()) K3_TRY(check_host_memory(model, o));
   const int64_t least = (1 + shape.groups()) * shape.page_bytes;
   if (o.pool_bytes >= least || (o.pool_bytes == 0 && model.device().is_cuda())) return {};
   return fail(Code::invalid_argument, "a pool of {} holds no sequence: one needs at least {} pages of {} = {}",

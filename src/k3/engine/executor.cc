@@ -96,6 +96,7 @@ Status ModelExecutor::rehearse() {
 }
 
 Result<Tensor> ModelExecutor::step(std::span<const StepItem> items) {
+  if (++steps_ == lose_at_) return fail(Code::device_lost, "step {}: lost for a test", steps_);
   const bool gpu = model_.device().is_cuda();
   inputs_.clear();
   exports_.resize(items.size());

@@ -73,6 +73,7 @@ Result<EngineOptions> engine_options(const ServeOptions& o, const RunnerOptions&
   K3_TRY_ASSIGN(e.host_bytes, bytes_or(o.host_bytes, 0));
   K3_TRY_ASSIGN(e.disk_bytes, bytes_or(o.disk_bytes, o.disk_folder.empty() ? 0 : int64_t{16} << 30));
   e.disk_folder = o.disk_folder;
+  e.lose_device_at = o.lose_device_at;
   return e;
 }
 
@@ -159,6 +160,10 @@ void print_capacity(const Engine& engine) {
     line += fmt::format("{}{} at {} tokens", line.empty() ? "" : ", ", c.sequences, format_grouped(c.ctx_tokens));
   }
   note(fmt::format("k3: users at once: {} (computed at once: at most {}; further ones wait)", line, o.max_running));
+  if (!engine.capacity().empty() && engine.capacity().back().sequences == 0) {
+    note(fmt::format("k3: warning: the pool has no room for a request of {} tokens: longer prompts than fit are refused, answers end when pages "
+                     "are used up; see --pool-bytes and --ctx", format_grouped(o.ctx_tokens)));
+  }
 }
 
 // The last frames get a second to leave.
@@ -251,9 +256,9 @@ Status serve_command(const ServeOptions& o) {
     note(fmt::format("k3: warning: {} may be reached by others and asks for no key; see --api-key-file", o.host));
   }
   const std::string shown = o.host.find(':') == std::string::npos ? o.host : "[" + o.host + "]";
-  note(fmt::format("k3: listening on http://{}:{} (Ctrl-C stops)", shown, service->port()));
-  std::signal(SIGINT, on_signal);
+  std::signal(SIGINT, on_signal);  // before anybody is told that it runs
   std::signal(SIGTERM, on_signal);
+  note(fmt::format("k3: listening on http://{}:{} (Ctrl-C stops)", shown, service->port()));
   while (g_signals == 0 && engine->device_status().ok()) sleep_ms(50);
   if (Status lost = engine->device_status(); !lost.ok()) {
     flush(*service);

@@ -8,6 +8,7 @@
 // The reference of the softmax and its raising are those of mla_decode_sm90.cu; tiles decide about it in their order.
 #include "k3/ops/cuda/launch.cuh"
 #include "k3/ops/cuda/ptx.cuh"
+#include "k3/ops/cuda/warp_arrive.cuh"
 #include "k3/ops/cuda/wgmma.cuh"
 #include "k3/ops/mla/cuda/mla_decode_common.cuh"
 
@@ -16,6 +17,9 @@ namespace {
 
 constexpr int kN = 96, kMine = kN / 2, kThreads = 640, kColumns = 5;  // kColumns: blocks of a tile, the shared key first
 constexpr int kQueryBlock = kN * 128, kInbox = kMine * 64 * 4, kPBytes = kN * 128, kPHalf = kMine * 128, kMetaBytes = 256;
+
+// Arrivals at the barriers of p and of the sums: of one thread for the warpgroup, behind a barrier of its own (racecheck: of all of them).
+constexpr uint32_t kPArrivals = kWarpArrivals == 32 ? 128 : 1;
 
 constexpr int kRing = 14, kPAt = kColumns * kQueryBlock, kInboxAt = kPAt + 2 * kPBytes, kRingAt = kInboxAt + 2 * kInbox;
 constexpr int kMetaAt = kRingAt + kRing * kBlockBytes;  // [2 buffers][2 halves]: factors [48], flag
@@ -290,6 +294,8 @@ __device__ void score_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared, ch
         cluster_copy(cluster_map(p_mine, other), p_mine, kPHalf, bar);
         cluster_copy(cluster_map(meta_at, other), meta_at, kMetaBytes, bar);
         mbar_expect(bars.p_full(group), kPHalf + kMetaBytes);
+      } else if (kPArrivals > 1) {
+        mbar_arrive(bars.p_full(group));
       }
       fold<K>(sums, lane);
 #pragma unroll
@@ -350,14 +356,14 @@ __device__ void score_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared, ch
         p.parts.splits[worker] = {s.request * p.config.row_tiles + s.row_tile,
                                   mla_last_worker(s.at, s.tiles, w.share) - worker + 1};
       }
+    } else if (kPArrivals > 1) {
+      mbar_arrive(bars.sums_full());
     }
   }
   if ((number & 1) == group) {
     mbar_wait(bars.p_empty(group), parity ^ 1);
-    if (thread == 0) {
-      *flag(group) = kStop;
-      mbar_arrive(bars.p_full(group));
-    }
+    if (thread == 0) *flag(group) = kStop;
+    if (thread == 0 || kPArrivals > 1) mbar_arrive(bars.p_full(group));
   }
 }
 
@@ -407,7 +413,7 @@ __device__ void value_role(const MlaDecodeLaunch& p, uint32_t shared, const char
     wgmma_wait<0>();
     if (lane == 0) mbar_arrive(bars.empty(slot));
     slot = later(slot, 3);
-    if (lane < 2) mbar_arrive_cluster_relaxed(bars.p_empty(buffer), static_cast<uint32_t>(lane));
+    warp_arrive_pair(bars.p_empty(buffer), lane);  // flag and factors have been read
     parity ^= static_cast<uint32_t>(buffer);
     buffer ^= 1;
     if ((flag & kLast) == 0) continue;
@@ -451,12 +457,12 @@ __global__ void __launch_bounds__(kThreads, 1) decode(const __grid_constant__ Ml
     }
     for (int i = 0; i < 2; ++i) {
       mbar_init(bars.inbox(i), 1);
-      mbar_init(bars.p_full(i), 1);
-      mbar_init(bars.p_empty(i), 16);
+      mbar_init(bars.p_full(i), kPArrivals);
+      mbar_init(bars.p_empty(i), 16 * kWarpArrivals);
     }
     mbar_init(bars.query_full(), 1);
     mbar_init(bars.query_empty(), 8);
-    mbar_init(bars.sums_full(), 1);
+    mbar_init(bars.sums_full(), kPArrivals);
     mbar_init_fence();
   }
   pdl_wait();
