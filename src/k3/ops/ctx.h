@@ -47,7 +47,9 @@ struct Ctx {
   Stream stream = nullptr;
   const DeviceStep* step = nullptr;
   cuda::OpState* gpu = nullptr;
-  DType activation() const { return device.is_cuda() ? DType::bf16 : DType::f32; }
+  // Training's oracle, on the CPU: every tensor FP64, every op the obvious one.
+  bool double_precision = false;
+  DType activation() const { return device.is_cuda() ? DType::bf16 : double_precision ? DType::f64 : DType::f32; }
 
   ThreadPool* pool = nullptr;
   Workspace* workspace = nullptr;
