@@ -11,7 +11,7 @@
 namespace k3 {
 namespace {
 
-constexpr std::array<std::pair<DType, std::string_view>, 8> kNames = {{
+constexpr std::array<std::pair<DType, std::string_view>, 9> kNames = {{
     {DType::f32, "F32"},
     {DType::bf16, "BF16"},
     {DType::f16, "F16"},
@@ -20,6 +20,7 @@ constexpr std::array<std::pair<DType, std::string_view>, 8> kNames = {{
     {DType::i8, "I8"},
     {DType::i32, "I32"},
     {DType::i64, "I64"},
+    {DType::f64, "F64"},
 }};
 
 }  // namespace
@@ -107,7 +108,8 @@ void convert_to_float(const void* source, DType dtype, int64_t count, float* out
     case DType::u8:
     case DType::i8:
     case DType::i32:
-    case DType::i64: break;
+    case DType::i64:
+    case DType::f64: break;
   }
   K3_CHECK(false, "convert_to_float from {}", dtype_name(dtype));
 }
