@@ -49,6 +49,10 @@ struct Tensor {
     K3_DCHECK(dtype == DType::f32);
     return static_cast<float*>(data);
   }
+  double* f64() const {
+    K3_DCHECK(dtype == DType::f64);
+    return static_cast<double*>(data);
+  }
   // Start of index i of the leading dimension.
   float* row(int64_t i) const { return f32() + i * strides[0]; }
 
