@@ -113,8 +113,7 @@ void convert_to_float(const void* source, DType dtype, int64_t count, float* out
     case DType::u8:
     case DType::i8:
     case DType::i32:
-    case DType::i64:
-    case DType::f64: break;
+    case DType::i64: break;
   }
   K3_CHECK(false, "convert_to_float from {}", dtype_name(dtype));
 }

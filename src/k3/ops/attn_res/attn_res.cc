@@ -80,7 +80,7 @@ void attn_res(const Ctx& ctx, const Tensor& blocks, const Tensor& prefix, const 
 }
 
 void attn_res_site(const Ctx& ctx, const AttnResSite& site) noexcept {
-  if (ctx.tape != nullptr || ctx.double_precision) return attn_res_site_train(ctx, site);
+  if (ctx.training) return attn_res_site_train(ctx, site);
   if (ctx.device.is_cuda()) return cuda::attn_res_site(ctx, site);
   if (site.delta) add(ctx, site.delta, site.prefix);
   if (site.bank_to) copy(ctx, site.prefix, site.bank_to);

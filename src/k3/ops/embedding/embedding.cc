@@ -21,7 +21,7 @@ DType dtype_of(Scheme scheme) {
 }  // namespace
 
 void embedding(const Ctx& ctx, const Weight& table, std::span<const int32_t> ids, const Tensor& out) noexcept {
-  if (ctx.tape != nullptr || ctx.double_precision) return embedding_train(ctx, table, ids, out);
+  if (ctx.training) return embedding_train(ctx, table, ids, out);
   if (ctx.device.is_cuda()) return cuda::embedding(ctx, table, out);
   K3_CHECK(table && !scheme_has_scales(table.scheme), "embedding: the table must be f32, bf16 or f16");
   K3_CHECK(

@@ -209,7 +209,7 @@ void check_part(const Tensor& x, const LinearPart& p) {
 }  // namespace
 
 void linear_many(const Ctx& ctx, const Tensor& x, std::span<const LinearPart> parts) noexcept {
-  if (ctx.tape != nullptr || ctx.double_precision) return linear_many_train(ctx, x, parts);
+  if (ctx.training) return linear_many_train(ctx, x, parts);
   if (ctx.device.is_cuda()) return cuda::linear_many(ctx, x, parts);
   if (needs_more(parts)) {
     linear_in_steps(ctx, x, parts, [&](std::span<const LinearPart> plain) { linear_many(ctx, x, plain); });

@@ -312,7 +312,7 @@ void mla(const Ctx& ctx, const MlaArgs& args) noexcept {
 }
 
 void mla_mix(const Ctx& ctx, const MlaMixArgs& args) noexcept {
-  if (ctx.tape != nullptr || ctx.double_precision) return mla_mix_train(ctx, args);
+  if (ctx.training) return mla_mix_train(ctx, args);
   const MlaArgs& a = args.mla;
   latent_append(ctx, args.kv, args.kv_norm, args.eps, a.offsets, a.history, a.caches, a.table);
   mla(ctx, a);
