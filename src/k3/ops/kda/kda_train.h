@@ -42,7 +42,7 @@ struct KdaTrainArgs {
 };
 
 struct KdaTrainSaved {
-  Tensor states;  // [rows, H, D, D]: after 0, 64, 128, ... tokens of each sequence; row: kda_train_row
+  Tensor states;  // [rows, H, ...] in the layout of the device: after 0, 64, ... tokens of each sequence; row: kda_train_row
 };
 
 // Row of KdaTrainSaved::states that holds the state before token 64 * block of a sequence.
