@@ -10,8 +10,9 @@
 //             m += (1 - beta1) (g - m); v = beta2 v + (1 - beta2) g^2
 //             w = w (1 - lr decay) - lr / c1 * m / (sqrt(v / c2) + eps)
 //           which is torch.optim.AdamW. adamw_ref is the same in double: oracle, and optimizer of runs in double.
-//           FP32 against ref after one step: first and second 3e-7 of |old| + |new| (three roundings of 6e-8), weight
-//           2e-7 |w| (the shrinking factor and the sum) + 2e-6 of the update (a quotient of about ten roundings).
+//           FP32 against ref after one step: first 3e-7 (|old| + |new| + |g|), second 3e-7 (three
+//           roundings of 6e-8), weight 2e-7 |w| (the shrinking factor and the sum) + 2e-6 (|update| + lr) (a quotient of about
+//           ten roundings, whose top may be a difference of larger numbers).
 #pragma once
 
 #include <cstdint>
