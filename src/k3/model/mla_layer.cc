@@ -30,7 +30,10 @@ void mla_layer(const ops::Ctx& ctx, const Config& config, const MlaWeights& w, c
 
   const Tensor o = scratch(heads * value);
   // The step's latents go into the cache first; attention reads history and step alike from there.
-  ops::MlaMixArgs mix{.kv = kv, .kv_norm = w.kv_a_norm, .eps = latent_eps};
+  ops::MlaMixArgs mix;
+  mix.kv = kv;
+  mix.kv_norm = w.kv_a_norm;
+  mix.eps = latent_eps;
   ops::MlaArgs& args = mix.mla;
   args.q = q.reshape({tokens, heads, query_width});
   args.kv_b = w.kv_b;
