@@ -37,7 +37,7 @@ Status check_trainable(const Config& config) {
 
 // Values of a checkpoint's tensor in FP32; `scratch` keeps what was read.
 Status read_values(const Checkpoint& checkpoint, const std::string& name, const std::vector<int64_t>& dims, std::vector<std::byte>& scratch,
-                   std::span<float> out) {
+                   bool shorter, std::span<float> out) {
   const auto read = [&](const std::string& stored, std::vector<std::byte>& bytes) -> Result<TensorInfo> {
     K3_TRY_ASSIGN(TensorInfo info, checkpoint.find(stored));
     bytes.resize(static_cast<size_t>(info.size_bytes));
@@ -59,8 +59,9 @@ Status read_values(const Checkpoint& checkpoint, const std::string& name, const 
     return {};
   }
   K3_TRY_ASSIGN(const TensorInfo info, read(name, scratch));
-  if (info.count() != static_cast<int64_t>(out.size()) ||
-      (info.dtype != DType::f32 && info.dtype != DType::bf16 && info.dtype != DType::f16)) {
+  // A_log is released in several shapes, with and without zeros behind the heads.
+  const bool fits = shorter ? info.count() <= static_cast<int64_t>(out.size()) : info.count() == static_cast<int64_t>(out.size());
+  if (!fits || (info.dtype != DType::f32 && info.dtype != DType::bf16 && info.dtype != DType::f16)) {
     return fail(Code::corrupt, "{}: tensor '{}' is {} with {} values; {} floating ones are wanted", checkpoint.shard_file(info.shard), name,
                 dtype_name(info.dtype), info.count(), out.size());
   }
@@ -123,8 +124,8 @@ Status read_train_weights(const Checkpoint& checkpoint, TrainWeights& weights) {
   std::vector<float> values;
   std::vector<std::byte> scratch;
   for (const TrainTensor& t : weights.tensors) {
-    values.resize(static_cast<size_t>(t.count));
-    K3_TRY(read_values(checkpoint, t.name, t.dims, scratch, values));
+    values.assign(static_cast<size_t>(t.count), 0.0F);
+    K3_TRY(read_values(checkpoint, t.name, t.dims, scratch, t.family->id == ParamId::kda_a_log, values));
     put(weights.tensor(t), values);
   }
   return {};
