@@ -1,6 +1,7 @@
 // The optimizer of a model of 36 million parameters (nine layers of width 384, 32 experts of 192 x 192) and the router's and quantisers'
 // part of its step of 131,072 tokens.
 #include <algorithm>
+#include <cmath>
 
 #include "k3/ops/cuda/gpu_bench.h"
 #include "k3/ops/optim/adamw/adamw.h"

@@ -1,11 +1,5 @@
-// Internal to ops/optim. A Ctx on the GPU for the optimizer's tests, and units that own their device arrays.
+// Internal to ops/optim. A Ctx on the GPU for the optimizer's tests, and waiting for it.
 #pragma once
-
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <span>
-#include <vector>
 
 #include "k3/ops/cuda/dispatch.h"
 #include "k3/ops/cuda/gpu_test_util.h"
@@ -17,9 +11,12 @@ struct GpuRun {
   Workspace workspace{Device{0}};
   Ctx ctx;
   GpuRun() { ctx = {.device = Device{0}, .gpu = state.get(), .workspace = &workspace}; }
-  void finish() {  // waits; a launch that failed fails the test
-    const Status status = take_error(state.get());
-    EXPECT_TRUE(status.ok()) << (status.ok() ? "" : status.error().message);
+  void finish() {  // waits; after a launch that failed nothing can go on
+    if (const Status status = take_error(state.get()); !status.ok()) {
+      fmt::print(stderr, "{}\n", status.error().message);
+      std::fflush(stderr);
+      std::_Exit(3);
+    }
     gpu_sync();
   }
 };
