@@ -39,6 +39,10 @@ std::vector<NsUnits> mini_units() {
   return units;
 }
 
+BenchLine line(const char* kernel, const std::string& name, double bytes, double flops = 0, const char* note = "") {
+  return {.kernel = kernel, .name = name, .bytes = bytes, .flops = flops, .note = note};
+}
+
 struct Flat {
   DeviceArray<float> weight, first, second, grad;
   DeviceArray<uint16_t> bf16;
@@ -74,10 +78,10 @@ void optimizers(Bench& bench) {
       fn();
     };
   };
-  bench.run({.kernel = "muon", .name = "36M model", .bytes = numbers * 18, .flops = flops, .note = "momentum, 5 Newton-Schulz steps, update"},
+  bench.run(line("muon", "36M model", numbers * 18, flops, "momentum, 5 Newton-Schulz steps, update"),
             on([&] { muon(run.ctx, muons, {}, nullptr); }), 1);
-  bench.run({.kernel = "adamw", .name = "9.4M", .bytes = static_cast<double>(rest) * 30}, on([&] { adamw(run.ctx, {&adam, 1}, {.step = 5}, nullptr); }));
-  bench.run({.kernel = "grad_norm", .name = "36M model", .bytes = (numbers + static_cast<double>(rest)) * 4},
+  bench.run(line("adamw", "9.4M", static_cast<double>(rest) * 30), on([&] { adamw(run.ctx, {&adam, 1}, {.step = 5}, nullptr); }));
+  bench.run(line("grad_norm", "36M model", (numbers + static_cast<double>(rest)) * 4),
             on([&] { grad_norm(run.ctx, grads, 1, norm.data()); }));
   run.finish();
 }
@@ -90,11 +94,11 @@ void quantiles(Bench& bench, int64_t tokens, int64_t experts, int64_t topk) {
   const DeviceArray<int32_t> histogram(experts * kQuantileBins);
   histogram.zero();
   const std::string name = fmt::format("{} tokens, {} of {}", tokens, topk, experts);
-  bench.run({.kernel = "quantile_accumulate", .name = name, .bytes = static_cast<double>(tokens * experts) * 4}, [&](cudaStream_t stream, int) {
+  bench.run(line("quantile_accumulate", name, static_cast<double>(tokens * experts) * 4), [&](cudaStream_t stream, int) {
     run.ctx.stream = stream;
     quantile_accumulate(run.ctx, {d_scores.data(), tokens, experts, experts, topk, bias.data(), nullptr}, histogram.data());
   });
-  bench.run({.kernel = "quantile_update", .name = name, .bytes = static_cast<double>(experts * kQuantileBins) * 8}, [&](cudaStream_t stream, int) {
+  bench.run(line("quantile_update", name, static_cast<double>(experts * kQuantileBins) * 8), [&](cudaStream_t stream, int) {
     run.ctx.stream = stream;
     quantile_update(run.ctx, experts, topk, 1, histogram.data(), bias.data());
   });
@@ -109,11 +113,11 @@ void quantisers(Bench& bench) {
   narrow.zero();
   const Tensor f32(master.data(), DType::f32, {rows, cols}), out(wide.data(), DType::bf16, {rows, cols}), in(narrow.data(), DType::bf16, {rows, cols});
   const auto count = static_cast<double>(rows * cols);
-  bench.run({.kernel = "mxfp4_fake_quant", .name = "f32 to bf16", .bytes = count * 6}, [&](cudaStream_t stream, int) {
+  bench.run(line("mxfp4_fake_quant", "f32 to bf16", count * 6), [&](cudaStream_t stream, int) {
     run.ctx.stream = stream;
     mxfp4_fake_quant(run.ctx, f32, out);
   });
-  bench.run({.kernel = "mxfp8_fake_quant", .name = "bf16", .bytes = count * 4}, [&](cudaStream_t stream, int) {
+  bench.run(line("mxfp8_fake_quant", "bf16", count * 4), [&](cudaStream_t stream, int) {
     run.ctx.stream = stream;
     mxfp8_fake_quant(run.ctx, in, out);
   });
