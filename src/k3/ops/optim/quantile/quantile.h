@@ -23,10 +23,9 @@
 #include <cstdint>
 
 #include "k3/ops/ctx.h"
+#include "k3/ops/optim/quantile/bins.h"  // kQuantileBins
 
 namespace k3::ops {
-
-inline constexpr int64_t kQuantileBins = 1000;
 
 template <class T>  // float or double
 struct QuantileInput {
