@@ -7,7 +7,7 @@
 #include <numeric>
 #include <random>
 
-#include "k3/train/data/data_test_util.h"
+#include "k3/train/data/prepared_data_test.h"
 
 namespace k3::train {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <cstring>
 
-#include "k3/train/data/data_test_util.h"
+#include "k3/train/data/prepared_data_test.h"
 #include "k3/train/data/shard_format.h"
 
 namespace k3::train {

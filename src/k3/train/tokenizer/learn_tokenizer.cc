@@ -38,7 +38,8 @@ Status check_options(const LearnOptions& options) {
 // Counts the words of files on all threads, a table each.
 class WordReader {
  public:
-  explicit WordReader(ThreadPool& pool) : pool_(pool), tables_(static_cast<size_t>(pool.size())) {}
+  WordReader(ThreadPool& pool, ChatFormat format)
+      : pool_(pool), format_(std::move(format)), tables_(static_cast<size_t>(pool.size())) {}
 
   Status read(const WeightedFile& file, const std::function<void(int64_t)>& progress) {
     K3_TRY_ASSIGN(const int64_t count, count_of(file));
@@ -79,18 +80,23 @@ class WordReader {
     return {};
   }
 
-  static Status count_document(const Document& document, SourceKind kind, int64_t count, WordCounts& table) {
+  // Of a conversation all segments of its prompt, tags among them: every message needs those.
+  Status count_document(const Document& document, SourceKind kind, int64_t count, WordCounts& table) const {
     if (document.text.empty()) return {};
     if (kind == SourceKind::text) {
       table.add_text(document.text, count);
       return {};
     }
     K3_TRY_ASSIGN(const ChatRequest conversation, parse_conversation(document.text));
-    for (const ChatMessage& message : conversation.messages) table.add_text(content_text(message), count);
+    K3_TRY_ASSIGN(const Prompt prompt, format_.render(conversation));
+    for (const Segment& segment : prompt.segments) {
+      if (segment.kind == Segment::Kind::text) table.add_text(segment.text, count);
+    }
     return {};
   }
 
   ThreadPool& pool_;
+  ChatFormat format_;
   std::vector<WordCounts> tables_;
   int64_t documents_ = 0;
 };
@@ -105,7 +111,8 @@ Result<LearnReport> learn_tokenizer(const LearnOptions& options, ThreadPool& poo
     K3_TRY_ASSIGN(const DocumentReader reader, DocumentReader::open(file.path));
     report.file_bytes += reader.file_bytes();
   }
-  WordReader reader(pool);
+  K3_TRY_ASSIGN(ChatFormat format, ChatFormat::from_json(ChatFormat::Kind::xtml, chat_format_text(), "chat_format.json"));
+  WordReader reader(pool, std::move(format));
   int64_t done = 0;
   for (const WeightedFile& file : options.files) {
     int64_t within = 0;

@@ -4,7 +4,7 @@
 
 #include "k3/base/file.h"
 #include "k3/format/chat/chat.h"
-#include "k3/train/data/data_test_util.h"
+#include "k3/train/data/prepared_data_test.h"
 
 namespace k3::train {
 namespace {

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "k3/format/tokenizer.h"
-#include "k3/train/data/data_test_util.h"
+#include "k3/train/data/prepared_data_test.h"
 #include "k3/train/data/prepare/document_reader.h"
 #include "k3/train/tokenizer/learn_tokenizer.h"
 
