@@ -4,7 +4,7 @@
 //           batch and S * L at the end; a segment is a piece of one document (state, conv and attention start anew there).
 //           Every multiple of L is among the offsets.
 // Units:    tokens.
-// Memory:   borrows the sources, which must outlive it. Chat sources keep 8 bytes a conversation. Batches are reused by fill().
+// Memory:   borrows the sources, which must outlive it. Chat sources keep 16 bytes a conversation. Batches are reused by fill().
 // Threads:  fill() may be called concurrently (with different batches).
 // Errors:   create: invalid_argument naming the option; not_found naming the source. fill() cannot fail.
 // Source:   docs/training.md, section Data. Text: a source's stream is cut into windows of L tokens, begun at another offset each
@@ -27,7 +27,7 @@ namespace k3::train {
 struct MixtureEntry {
   const TokenShards* source = nullptr;
   double weight = 1;            // how often its tokens come, relative to the other entries: 4 is four times an epoch
-  std::optional<double> share;  // instead of the weight: this part (0 to 1) of all sequences; the rest is divided by weight
+  std::optional<double> share = std::nullopt;  // instead of the weight: this part (0 to 1) of all sequences; the rest is divided by weight
   bool learn_all = false;       // chat: loss on every token, not only the assistant's
 };
 

@@ -5,8 +5,9 @@
 // Memory:   the files are mapped (pages come and go with use). A file that is cut short while mapped ends the program with
 //           SIGBUS: do not write into a prepared folder that is in use (`k3 prepare` replaces files, it never changes them).
 // Threads:  immutable after open; any number of readers.
-// Errors:   open: not_found for a missing file or source; corrupt naming file and offset: wrong magic, size, hash, borders that
-//           do not ascend, ids beyond the vocabulary, counts other than the manifest's. Nothing read afterwards can fail.
+// Errors:   open reads every byte once (gigabytes a second from the page cache): not_found for a missing file; corrupt naming file
+//           and offset: wrong magic, size, hash, borders that do not ascend, ids beyond the vocabulary, counts other than the
+//           manifest's. Nothing read afterwards can fail.
 // Source:   docs/training.md, section Data (layout of a shard: shard_format.h).
 #pragma once
 
@@ -21,14 +22,9 @@
 
 namespace k3::train {
 
-// full: the hash of every byte and the range of every id (reads the files once, gigabytes a second from the page cache).
-// quick: headers, sizes and borders only; ids are then checked against the vocabulary as they are copied.
-enum class ShardCheck { full, quick };
-
 class TokenShards {
  public:
-  static Result<TokenShards> open(const std::string& folder, const DataManifest& manifest, const SourceInfo& source,
-                                  ShardCheck check = ShardCheck::full);
+  static Result<TokenShards> open(const std::string& folder, const DataManifest& manifest, const SourceInfo& source);
   TokenShards(TokenShards&&) noexcept;
   TokenShards& operator=(TokenShards&&) noexcept;
   ~TokenShards();
