@@ -50,6 +50,7 @@ struct Ctx {
   // The training forms of ops (*_train.h): no caches, every sequence of the batch begins afresh; with `tape` they are recorded,
   // without it only the forward is done.
   bool training = false;
+  bool mxfp8_experts = false;  // with training: inputs of routed experts' products are rounded to MXFP8
   // With training: its oracle, on the CPU: every tensor FP64, every op the obvious one.
   bool double_precision = false;
   DType activation() const { return device.is_cuda() ? DType::bf16 : double_precision ? DType::f64 : DType::f32; }

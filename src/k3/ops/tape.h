@@ -60,7 +60,7 @@ class Tape {
   // ---- regions ----
   bool recompute = false;  // regions keep their input alone and are computed again in the backward
   bool repeating() const { return repeating_; }  // reports were made the first time
-  bool mxfp8_experts = false;  // inputs of routed experts' products are rounded to MXFP8
+  const uint8_t* valid = nullptr;  // [T] of the batch: 0 for padding, which reports leave out; null: none
 
  private:
   template <class Body>

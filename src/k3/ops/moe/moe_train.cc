@@ -7,6 +7,8 @@
 #include "k3/ops/gemm/linear_train.h"
 #include "k3/ops/gemm/matmul.h"
 #include "k3/ops/moe/moe_plan.h"
+#include "k3/ops/optim/fake_quant/fake_quant.h"
+#include "k3/ops/optim/quantile/quantile.h"
 #include "k3/ops/rms_norm/rms_norm_train.h"
 #include "k3/ops/rows_sum.h"
 #include "k3/ops/situ_glu/situ_glu_train.h"
@@ -75,6 +77,39 @@ void route_vjp(const T* scores, const int32_t* ids, const T* weights, const T* d
   }
 }
 
+// Sums for the router's balancing, once a token: not when a region is computed again.
+void report_routes(const Ctx& ctx, const RoutedExperts& args, const Routed& kept) {
+  Tape* const tape = ctx.tape;
+  if (tape == nullptr || tape->repeating() || !args.bias) return;
+  const int64_t tokens = kept.scores.dim(0), experts = kept.scores.dim(1);
+  const auto input = [&](auto real) {
+    QuantileInput<decltype(real)> in;
+    in.scores = kept.scores.as<decltype(real)>();
+    in.tokens = tokens;
+    in.experts = experts;
+    in.topk = args.route.topk;
+    in.bias = args.bias.as<decltype(real)>();
+    in.valid = tape->valid;
+    return in;
+  };
+  // The cutoff is the score behind the chosen ones; where all are chosen there is nothing to balance.
+  if (const Tensor histogram = tape->watched(args.bias.data, "histogram"); histogram && args.route.topk < experts) {
+    if (kept.scores.dtype == DType::f64) {
+      quantile_accumulate_ref(input(double{}), histogram.as<int32_t>());
+    } else {
+      quantile_accumulate(ctx, input(float{}), histogram.as<int32_t>());
+    }
+  }
+  if (const Tensor load = tape->watched(args.bias.data, "load")) {
+    expert_load(ctx, kept.ids.as<int32_t>(), tokens, args.route.topk, experts, tape->valid, load.as<int32_t>());
+  }
+}
+
+// What quantisation-aware training makes of the input of an experts' product (straight through).
+void quantise(const Ctx& ctx, const Tensor& x) {
+  if (ctx.mxfp8_experts) mxfp8_fake_quant(ctx, x, x);
+}
+
 template <class T>
 void gather(const Ctx& ctx, const MoePlan& plan, const Tensor& z, const Tensor& to) {
   const int64_t width = z.dim(1);
@@ -123,9 +158,11 @@ void experts_vjp(const Ctx& ctx, Tape& tape, const RoutedExperts& args, const Ro
   const Tensor dweights = ctx.workspace->tensor({dsum.dim(0), topk}, dsum.dtype);
   gather<T>(ctx, kept.plan, dsum, g);
   gather<T>(ctx, kept.plan, args.z, x);
+  quantise(ctx, x);
   Ctx silent = ctx;
   silent.tape = nullptr;
   glu_train(silent, kept.gate, kept.up, args.activation, h);
+  quantise(ctx, h);
   for_groups(kept.plan, [&](size_t e, int64_t b, int64_t n) {
     matmul(ctx, g.slice(b, n), Op::plain, weight_matrix(args.experts[e].w2), Op::plain, dh.slice(b, n));
   });
@@ -177,6 +214,7 @@ void experts_forward(const Ctx& ctx, const RoutedExperts& args, Routed& kept) {
     const Workspace::Scope scope(*ctx.workspace);
     const Tensor x = ctx.workspace->tensor({positions, width}, args.z.dtype), h = ctx.workspace->tensor({positions, hidden}, args.z.dtype);
     gather<T>(ctx, kept.plan, args.z, x);
+    quantise(ctx, x);
     for_groups(kept.plan, [&](size_t e, int64_t b, int64_t n) {
       matmul(ctx, x.slice(b, n), Op::plain, weight_matrix(args.experts[e].w1), Op::transposed, kept.gate.slice(b, n));
       matmul(ctx, x.slice(b, n), Op::plain, weight_matrix(args.experts[e].w3), Op::transposed, kept.up.slice(b, n));
@@ -184,6 +222,7 @@ void experts_forward(const Ctx& ctx, const RoutedExperts& args, Routed& kept) {
     Ctx silent = ctx;
     silent.tape = nullptr;
     glu_train(silent, kept.gate, kept.up, args.activation, h);
+    quantise(ctx, h);
     for_groups(kept.plan, [&](size_t e, int64_t b, int64_t n) {
       matmul(ctx, h.slice(b, n), Op::plain, weight_matrix(args.experts[e].w2), Op::transposed, x.slice(b, n));
     });
@@ -206,6 +245,7 @@ void routed_experts_train(const Ctx& ctx, const RoutedExperts& args) noexcept {
   with_real(args.z.dtype, [&](auto real) {
     using T = decltype(real);
     route<T>(ctx, args, kept);
+    report_routes(ctx, args, kept);
     kept.plan = moe_plan(*ctx.workspace, kept.ids, experts);
     experts_forward<T>(ctx, args, kept);
   });

@@ -1,5 +1,5 @@
 // The training forward against golden logits of an independent program, and its gradients against finite differences.
-#include "k3/train/gradient.h"
+#include "k3/train/run/gradient.h"
 
 #include <gtest/gtest.h>
 

@@ -20,6 +20,7 @@ namespace k3::train {
 struct MicroBatch {
   std::span<const int32_t> tokens, targets;
   std::span<const int64_t> offsets;
+  const uint8_t* valid = nullptr;  // [T], 0: padding, not counted for the router's balance; null: every token counts
 };
 
 class Gradient {
@@ -33,6 +34,8 @@ class Gradient {
   ops::CrossEntropy add(const MicroBatch& batch, double scale);
   // Forward alone.
   ops::CrossEntropy loss(const MicroBatch& batch);
+  // The likeliest token after these.
+  int32_t likeliest(std::span<const int32_t> tokens);
   // Logits of all tokens [T, vocab], valid until the next call.
   Tensor logits(const MicroBatch& batch);
 

@@ -1,4 +1,6 @@
-#include "k3/train/gradient.h"
+#include "k3/train/run/gradient.h"
+
+#include <algorithm>
 
 #include "k3/model/forward.h"
 #include "k3/ops/attn_res/attn_res_train.h"
@@ -34,6 +36,7 @@ ops::CrossEntropy Gradient::add(const MicroBatch& batch, double scale) {
   Batch step;
   std::vector<int64_t> history;
   ctx_.tape = &tape_;
+  tape_.valid = batch.valid;
   workspace_.retain(true);
   const Tensor hidden = forward(batch, step, history);
   workspace_.retain(false);
@@ -49,6 +52,19 @@ ops::CrossEntropy Gradient::loss(const MicroBatch& batch) {
   std::vector<int64_t> history;
   const Tensor hidden = forward(batch, step, history);
   return ops::cross_entropy(ctx_, hidden, weights_.set.lm_head, batch.targets, 1.0);
+}
+
+int32_t Gradient::likeliest(std::span<const int32_t> tokens) {
+  const Workspace::Scope scope(workspace_);
+  Batch step;
+  std::vector<int64_t> history;
+  const std::vector<int64_t> offsets = {0, static_cast<int64_t>(tokens.size())};
+  const Tensor hidden = forward({tokens, {}, offsets}, step, history);
+  const Tensor row = workspace_.tensor({1, weights_.config.vocab_size}, hidden.dtype);
+  ops::matmul(ctx_, hidden.slice(hidden.dim(0) - 1, hidden.dim(0)), ops::Op::plain, ops::weight_matrix(weights_.set.lm_head),
+              ops::Op::transposed, row);
+  const auto best = [&](const auto* values) { return static_cast<int32_t>(std::max_element(values, values + row.size()) - values); };
+  return row.dtype == DType::f64 ? best(row.f64()) : best(row.f32());
 }
 
 Tensor Gradient::logits(const MicroBatch& batch) {
