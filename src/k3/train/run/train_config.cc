@@ -245,9 +245,8 @@ Result<TrainConfig> parse_train_config(std::string_view json, const std::string&
   TrainConfig out;
   out.path = path;
   out.json = std::string(json);
-  Result<JsonNode> root = parse_json(out.json);
-  if (!root.ok()) return std::move(root).error().with_context(path);
-  if (Status status = read_all(*root, &out); !status.ok()) return std::move(status).error().with_context(path);
+  K3_TRY_ASSIGN(const JsonNode root, parse_json(out.json).with_context(path));
+  K3_TRY(read_all(root, &out).with_context(path));
   return out;
 }
 
