@@ -1,9 +1,12 @@
 // kda_train on a GPU: arguments for the kernels, scratch, heads in passes.
 #include "k3/ops/cuda/dispatch.h"
 #include "k3/ops/cuda/op_state.h"
+#include "k3/ops/kda/cuda/kda_prefill_cuda.h"
 #include "k3/ops/kda/kda_train.h"
 #include "k3/ops/kda/train/cuda/kda_train_cuda.h"
 #include "k3/ops/kda/train/cuda/kda_train_plain.h"
+#include "k3/ops/rms_norm/cuda/gated_norm_cuda.h"
+#include "k3/ops/short_conv/cuda/short_conv_cuda.h"
 
 namespace k3::ops::cuda {
 namespace {
@@ -60,6 +63,67 @@ struct Train {
   }
   int plain_blocks() const { return static_cast<int>(std::min<int64_t>(sequences * heads, std::max(1, device_info().sm_count))); }
 
+  int64_t longest() const {
+    int64_t most = 0;
+    for (size_t s = 0; s + 1 < args.offsets.size(); ++s) most = std::max(most, args.offsets[s + 1] - args.offsets[s]);
+    return most;
+  }
+  // The kernels of inference: several times faster, but their states have one dtype, and not too many of a sequence are exported.
+  bool by_prefill() const {
+    return dim == 128 && tokens > 0 && !args.initial && !args.final && longest() / kKdaTrainStride <= K3_KDA_MAX_EXPORTS;
+  }
+
+  void convolve(const KdaTrainCudaArgs& c, const KdaTrainSlots& slots, void* const (&mixed)[3]) const {
+    const int64_t width = heads * dim;
+    ShortConvArgs conv{};
+    for (size_t part = 0; part < 3; ++part) {
+      conv.x[part] = c.in[part];
+      conv.y[part] = mixed[part];
+      conv.x_stride[part] = conv.y_stride[part] = width;
+      conv.taps[part] = c.taps[part];
+    }
+    conv.parts = 3;
+    conv.channels = static_cast<int32_t>(width);
+    conv.tokens = static_cast<int32_t>(tokens);
+    conv.sequences = c.sequences;
+    conv.offsets = c.offsets;
+    conv.slots = slots.slot;
+    conv.fresh = slots.fresh;
+    conv.conv = ctx.workspace->tensor({sequences, 3, kTrainHalo, width}, DType::bf16).data;
+    conv.conv_stride = 3 * kTrainHalo * width;
+    conv.conv_bf16 = 1;
+    ctx.gpu->note(short_conv_cuda(conv, ctx.stream), "kda_train short_conv");
+  }
+
+  void prefill(const KdaTrainCudaArgs& c) const {
+    Workspace& w = *ctx.workspace;
+    const int64_t width = heads * dim;
+    const auto numbers_of = [&] { return static_cast<int32_t*>(w.bytes(sequences * 4)); };
+    const KdaTrainSlots slots{numbers_of(), numbers_of(), numbers_of()};
+    note(kda_train_slots_launch(slots, c.keep != 0 ? c.kept : nullptr, width * dim, c.offsets, c.sequences, ctx.stream), "kda_train slots");
+    void* mixed[3];
+    for (void*& x : mixed) x = w.tensor({tokens, width}, DType::bf16).data;
+    convolve(c, slots, mixed);
+    K3KdaPrefill p{};
+    p.tokens = tokens, p.heads = heads, p.sequences = sequences, p.longest = longest();
+    p.q = mixed[0], p.k = mixed[1], p.v = mixed[2], p.z = c.z;
+    p.q_stride = p.k_stride = p.v_stride = p.z_stride = p.out_stride = width;
+    p.b = c.b, p.b_stride = heads, p.b_f32 = c.b_f32;
+    p.bounded = 1, p.lower_bound = c.lower_bound;
+    p.a_log = c.a_log, p.dt_bias = c.dt_bias, p.offsets = c.offsets;
+    p.state_bf16 = 1;
+    p.states = c.keep != 0 ? c.kept : mixed[0];  // nothing is stored then
+    p.slot_stride = width * dim;
+    p.from = p.to = slots.none;
+    p.export_every = c.keep != 0 ? static_cast<int32_t>(kKdaTrainStride) : 0;
+    p.out = c.y;
+    const KdaPrefillShape shape{tokens, heads, sequences, p.longest, args.lower_bound};
+    const KdaPrefillPlan plan = kda_prefill_plan(shape, device_info());
+    p.workspace = w.bytes(kda_prefill_workspace_bytes(shape, plan));
+    ctx.gpu->note(kda_prefill_cuda(p, plan, ctx.stream), "kda_train prefill");
+    ctx.gpu->note(gated_norm_cuda({tokens, heads, c.y, width, c.gate, width, c.norm, c.eps, c.y, width}, ctx.stream), "kda_train norm");
+  }
+
   void forward(const Tensor& y, ops::KdaTrainSaved* saved) const {
     KdaTrainCudaArgs c = base();
     c.y = y.data;
@@ -67,6 +131,7 @@ struct Train {
     if (saved != nullptr) saved->states = ctx.workspace->tensor({rows, heads, dim, dim}, fast() ? DType::bf16 : DType::f32);
     c.kept = saved != nullptr ? saved->states.data : nullptr;
     const Workspace::Scope scope(*ctx.workspace);
+    if (fast() && by_prefill()) return prefill(c);
     if (fast()) return note(kda_train_forward_launch(c, static_cast<int>(dim), ctx.stream), "kda_train forward");
     note(kda_train_plain_launch(c, plain_sizes(0, false), plain_blocks(), ctx.stream), "kda_train forward of any size");
   }

@@ -16,6 +16,7 @@ __global__ void __launch_bounds__(2 * D, 2) forward(const __grid_constant__ KdaT
   float state[D / 8][4];
   load_state<D>(state, a.initial == nullptr ? nullptr : a.initial + place);
   inner.start = begin;
+  const float weight[2] = {inner.norm_weight(0), inner.norm_weight(1)};
   for (int first = 0; first < length; first += kTrainRows) {
     inner.block = {begin + first, min(kTrainRows, length - first), sequence, 0};
     inner.fetch(a.gate, inner.s.gate);
@@ -32,7 +33,7 @@ __global__ void __launch_bounds__(2 * D, 2) forward(const __grid_constant__ KdaT
       uint32_t u[4];
       float o[2][4];
       inner.recur(state, tile, u, o);
-      inner.outputs(tile, o);
+      inner.outputs(tile, o, weight);
     }
     __syncthreads();
   }

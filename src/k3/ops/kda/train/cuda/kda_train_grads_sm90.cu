@@ -16,6 +16,10 @@ struct GradRows : TrainGrads<D> {
   int64_t begin, start;  // first token of this half, and of the sequence
   Window q, k;
   uint32_t z[kTrainHalf];
+  // What `activations` needs again, two channels a number: unit rows and slopes of SiLU of queries and keys, slope of the sigmoid.
+  struct Kept {
+    uint32_t unit[2], slope[2], gate;
+  };
   Gate gate;
 
   __device__ GradRows(const KdaTrainCudaArgs& args, typename Base::Shared& shared, int block_row, int pass_head)
@@ -42,9 +46,9 @@ struct GradRows : TrainGrads<D> {
   __device__ float2& staged(int array, int i) const { return *reinterpret_cast<float2*>(&s.stage[array][row + i][2 * pair]); }
 
   // Gradients of unit rows, sums of dG from each token to the end of the half, and the products that the norms need.
-  __device__ void operands() const {
+  __device__ void operands(Kept (&kept)[kTrainHalf]) const {
     float2 x[kTrainHalf], total;
-    middle_sums(gate, z, block.count - row, half % 2 == 1, x, total);
+    middle_sums(gate, z, block.count - row, half % 2 == 1, x, total, [&](int i, float low, float high) { kept[i].gate = pack_bf16(low, high); });
     const Taps q_taps(a.taps[0], channel), k_taps(a.taps[1], channel);
     const float scale = rsqrtf(static_cast<float>(D));
     float dots[2 * kTrainHalf];
@@ -61,14 +65,20 @@ struct GradRows : TrainGrads<D> {
       after.x += d_q.x * qp.x + d_k.x * kp.x - d_m.x * km.x, after.y += d_q.y * qp.y + d_k.y * kp.y - d_m.y * km.y;
       const float2 d_qn = {scale * d_q.x * down.x, scale * d_q.y * down.y};
       const float2 d_kn = {d_k.x * down.x + d_m.x * up.x, d_k.y * down.y + d_m.y * up.y};
-      const float2 q_pre = convolve(q, q_taps, i), k_pre = convolve(k, k_taps, i);
-      const float q_factor = s.numbers[1][row + i], k_factor = s.numbers[2][row + i];
-      dots[i] = q_factor * (silu(q_pre.x).y * d_qn.x + silu(q_pre.y).y * d_qn.y);
-      dots[kTrainHalf + i] = k_factor * (silu(k_pre.x).y * d_kn.x + silu(k_pre.y).y * d_kn.y);
+      const auto unit = [&](const Window& w, const Taps& taps, int kind, float2 d) {
+        const float2 pre = convolve(w, taps, i);
+        const Activated low = silu(pre.x), high = silu(pre.y);
+        const float factor = s.numbers[1 + kind][row + i], unit_low = factor * low.y, unit_high = factor * high.y;
+        kept[i].unit[kind] = pack_bf16(unit_low, unit_high);
+        kept[i].slope[kind] = pack_bf16(factor * low.slope, factor * high.slope);
+        return unit_low * d.x + unit_high * d.y;
+      };
+      dots[i] = unit(q, q_taps, 0, d_qn);
+      dots[kTrainHalf + i] = unit(k, k_taps, 1, d_kn);
       staged(0, i) = d_qn, staged(1, i) = d_kn, staged(2, i) = after;
     }
     *reinterpret_cast<float2*>(&s.half_sums[half][2 * pair]) = after;
-    const float sum = group_sums<2 * kTrainHalf, kGroup>(dots);
+    const float sum = group_sums<kGroup>(dots);
     if (lane % kGroup < 2 * kTrainHalf) s.dots[pair / 32][half][lane % (2 * kTrainHalf)] = sum;
   }
 
@@ -82,44 +92,36 @@ struct GradRows : TrainGrads<D> {
   }
 
   // Through gate, norms and SiLU: dz; gradients of the convolutions to the stage.
-  __device__ void activations(float2& d_bias, float2& d_decay) const {
-    const Taps q_taps(a.taps[0], channel), k_taps(a.taps[1], channel), v_taps(a.taps[2], channel);
+  __device__ void activations(const Kept (&kept)[kTrainHalf], float2& d_bias, float2& d_decay) const {
+    const Taps v_taps(a.taps[2], channel);
     const float2 after = sum_after();
+    const float rate = a.lower_bound * gate.rate;
     Window v;
     window(2, v);
     d_bias = d_decay = {0, 0};
 #pragma unroll
     for (int i = 0; i < kTrainHalf; ++i) {
       const bool here = real(i);
-      const auto gate_back = [&](float zi, float bias, float dg, float& to_bias, float& to_decay) {
-        const float x = zi + bias;
-        const Sigmoids g = sigmoids(gate.rate * x);
-        const float d = here ? dg * a.lower_bound * gate.rate * g.plus * g.minus : 0.0F;
-        to_bias += d, to_decay += d * x;
-        return d;
-      };
       const float2 sum = staged(2, i);
-      const float dz_low = gate_back(low_bf16(z[i]), gate.bias.x, sum.x + after.x, d_bias.x, d_decay.x);
-      const float dz_high = gate_back(high_bf16(z[i]), gate.bias.y, sum.y + after.y, d_bias.y, d_decay.y);
-      if (here) {
-        *reinterpret_cast<uint32_t*>(static_cast<__nv_bfloat16*>(a.dz) + (begin + i) * stride + channel) = pack_bf16(dz_low, dz_high);
-      }
-      const auto norm_back = [&](const Window& w, const Taps& taps, int kind) {
-        const float2 pre = convolve(w, taps, i), d = staged(kind, i);
-        const Activated low = silu(pre.x), high = silu(pre.y);
-        const float factor = s.numbers[1 + kind][row + i];
+      const float low = here ? (sum.x + after.x) * rate * low_bf16(kept[i].gate) : 0.0F;
+      const float high = here ? (sum.y + after.y) * rate * high_bf16(kept[i].gate) : 0.0F;
+      d_bias.x += low, d_bias.y += high;
+      d_decay.x += low * (low_bf16(z[i]) + gate.bias.x), d_decay.y += high * (high_bf16(z[i]) + gate.bias.y);
+      if (here) *reinterpret_cast<uint32_t*>(static_cast<__nv_bfloat16*>(a.dz) + (begin + i) * stride + channel) = pack_bf16(low, high);
+      const auto norm_back = [&](int kind) {
+        const float2 d = staged(kind, i);
         float along = 0;
+#pragma unroll
         for (int part = 0; part < kParts; ++part) along += s.dots[part][half][kTrainHalf * kind + i];
-        along *= factor;
-        staged(kind, i) = here ? float2{factor * (d.x - low.y * along) * low.slope, factor * (d.y - high.y * along) * high.slope}
-                               : float2{0, 0};
+        const uint32_t unit = kept[i].unit[kind], slope = kept[i].slope[kind];
+        staged(kind, i) = {(d.x - low_bf16(unit) * along) * low_bf16(slope), (d.y - high_bf16(unit) * along) * high_bf16(slope)};
       };
-      norm_back(q, q_taps, 0);
-      norm_back(k, k_taps, 1);
+      norm_back(0);
+      norm_back(1);
       const float2 pre = convolve(v, v_taps, i);
       const uint32_t d_r = *reinterpret_cast<const uint32_t*>(&s.d_r[row + i][2 * pair]);
       const float beta = s.numbers[0][row + i];
-      staged(2, i) = here ? float2{beta * low_bf16(d_r) * silu(pre.x).slope, beta * high_bf16(d_r) * silu(pre.y).slope} : float2{0, 0};
+      staged(2, i) = {beta * low_bf16(d_r) * silu(pre.x).slope, beta * high_bf16(d_r) * silu(pre.y).slope};
     }
   }
 
@@ -190,10 +192,11 @@ __global__ void __launch_bounds__(4 * D, 1) grads(const __grid_constant__ KdaTra
     g.stage(tiles);
   }
   __syncthreads();
-  g.operands();
+  typename GradRows<D>::Kept kept[kTrainHalf];
+  g.operands(kept);
   __syncthreads();
   float2 d_bias, d_decay;
-  g.activations(d_bias, d_decay);
+  g.activations(kept, d_bias, d_decay);
   *reinterpret_cast<float2*>(&g.s.gate_sums[0][g.half][2 * g.pair]) = d_bias;
   *reinterpret_cast<float2*>(&g.s.gate_sums[1][g.half][2 * g.pair]) = d_decay;
   __syncthreads();

@@ -21,10 +21,8 @@ struct TrainInner {
     __nv_bfloat16 p[kTrainTiles][kTrainTile][kTrainTile], t[kTrainTiles][kTrainTile][kTrainTile];
     float factor[kTrainTiles][2][D];  // decay to the middle of the tile, decay after it
     float beta[kTrainRows];
-    union {
-      float squares[kParts][2][kTrainRows];
-      float stats[2][kWarps][kTrainTile][kKinds];  // of outputs: sum o^2, sum o dn; two sets in turn
-    };
+    float squares[kTrainRows][2][kParts];  // of queries and keys
+    float stats[2][kTrainTile][kWarps][kKinds];  // of outputs: sum o^2, sum o dn; two sets in turn
   };
 
   const KdaTrainCudaArgs& a;
@@ -57,77 +55,74 @@ struct TrainInner {
   __device__ void inputs() {
     const int pair = thread % kPairs, tile = thread / kPairs, channel = head * D + 2 * pair;
     const int begin = static_cast<int>(block.first - start), end = begin + block.count;
-    float2 q[2][kTrainHalf], k[2][kTrainHalf];
-    const auto window = [&](int part, int half, uint32_t(&x)[kTrainHalf + kTrainHalo]) {
-      load_window(x, rows_of(a.in[part], start) + 2 * pair, stride, begin + kTrainTile * tile + kTrainHalf * half, end);
-    };
-#pragma unroll
+    const __nv_bfloat16* z_rows = rows_of(a.z, block.first) + 2 * pair;
+#pragma unroll 1
     for (int half = 0; half < 2; ++half) {
       const int row = kTrainTile * tile + kTrainHalf * half;
-      uint32_t x[3][kTrainHalf + kTrainHalo];
+      uint32_t x[kTrainHalf + kTrainHalo], z[kTrainHalf];
+      float2 q[kTrainHalf], k[kTrainHalf];
+      const auto act = [&](int part, auto put) {
+        load_window(x, rows_of(a.in[part], start) + 2 * pair, stride, begin + row, end);
+        const Taps taps(a.taps[part], channel);
 #pragma unroll
-      for (int part = 0; part < 3; ++part) window(part, half, x[part]);
+        for (int i = 0; i < kTrainHalf; ++i) {
+          const float2 y = convolve(x, taps, i);
+          put(i, float2{silu(y.x).y, silu(y.y).y});
+        }
+      };
+      act(0, [&](int i, float2 y) { q[i] = y; });
+      act(1, [&](int i, float2 y) { k[i] = y; });
       float squares[2 * kTrainHalf];
-      const Taps q_taps(a.taps[0], channel), k_taps(a.taps[1], channel), v_taps(a.taps[2], channel);
 #pragma unroll
       for (int i = 0; i < kTrainHalf; ++i) {
-        const bool real = row + i < block.count;
-        const auto act = [&](const uint32_t(&w)[kTrainHalf + kTrainHalo], const Taps& taps) {
-          const float2 y = convolve(w, taps, i);
-          return real ? float2{silu(y.x).y, silu(y.y).y} : float2{0, 0};
-        };
-        q[half][i] = act(x[0], q_taps), k[half][i] = act(x[1], k_taps);
-        const float2 v = act(x[2], v_taps);
-        *reinterpret_cast<uint32_t*>(&s.v[row + i][2 * pair]) = pack_bf16(v.x, v.y);
-        squares[i] = q[half][i].x * q[half][i].x + q[half][i].y * q[half][i].y;
-        squares[kTrainHalf + i] = k[half][i].x * k[half][i].x + k[half][i].y * k[half][i].y;
+        squares[i] = q[i].x * q[i].x + q[i].y * q[i].y;
+        squares[kTrainHalf + i] = k[i].x * k[i].x + k[i].y * k[i].y;
       }
-      const float sum = group_sums<2 * kTrainHalf, kGroup>(squares);
-      if (lane % kGroup < 2 * kTrainHalf) s.squares[pair / 32][lane / kTrainHalf % 2][row + lane % kTrainHalf] = sum;
+      const float sum = group_sums<kGroup>(squares);
+      if (lane % kGroup < 2 * kTrainHalf) s.squares[row + lane % kTrainHalf][lane / kTrainHalf % 2][pair / 32] = sum;
+      act(2, [&](int i, float2 y) { *reinterpret_cast<uint32_t*>(&s.v[row + i][2 * pair]) = pack_bf16(y.x, y.y); });
+#pragma unroll
+      for (int i = 0; i < kTrainHalf; ++i) {
+        z[i] = row + i < block.count ? *reinterpret_cast<const uint32_t*>(z_rows + (row + i) * stride) : 0U;
+      }
+      __syncthreads();
+      operands(pair, tile, half, q, k, z);
     }
-    __syncthreads();
-    operands(pair, tile, begin + kTrainTile * tile, q, k);
     if (thread < kTrainRows) numbers(thread);
     __syncthreads();
   }
 
+  // Of a row's keys or queries; 0 behind the last token (whose beta is 0 too).
   __device__ float norm_factor(int kind, int row) const {
     float sum = 1e-6F;
-    for (int part = 0; part < kParts; ++part) sum += s.squares[part][kind][row];
-    return rsqrtf(sum);
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) sum += s.squares[row][kind][part];
+    return row < block.count ? rsqrtf(sum) : 0.0F;
   }
 
-  __device__ void operands(int pair, int tile, int first, const float2 (&q)[2][kTrainHalf], const float2 (&k)[2][kTrainHalf]) {
+  __device__ void operands(int pair, int tile, int half, const float2 (&q)[kTrainHalf], const float2 (&k)[kTrainHalf],
+                           const uint32_t (&z)[kTrainHalf]) {
     const Gate gate = gate_of(a, head, head * D + 2 * pair);
     const float scale = rsqrtf(static_cast<float>(D));
-    const __nv_bfloat16* z_rows = rows_of(a.z, start + first) + 2 * pair;
+    const int row = kTrainTile * tile + kTrainHalf * half;
+    float2 x[kTrainHalf], total;
+    middle_sums(gate, z, block.count - row, half == 1, x, total);
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = kTrainTile * tile + kTrainHalf * half;
-      uint32_t z[kTrainHalf];
-#pragma unroll
-      for (int i = 0; i < kTrainHalf; ++i) {
-        z[i] = row + i < block.count ? *reinterpret_cast<const uint32_t*>(z_rows + (kTrainHalf * half + i) * stride) : 0U;
-      }
-      float2 x[kTrainHalf], total;
-      middle_sums(gate, z, block.count - row, half == 1, x, total);
-#pragma unroll
-      for (int i = 0; i < kTrainHalf; ++i) {
-        const float q_factor = norm_factor(0, row + i) * scale, k_factor = norm_factor(1, row + i);
-        const float2 down = {exp2_approx(x[i].x), exp2_approx(x[i].y)}, up = {exp2_approx(-x[i].x), exp2_approx(-x[i].y)};
-        const float2 kn = {k[half][i].x * k_factor, k[half][i].y * k_factor};
-        const auto put = [&](__nv_bfloat16(&to)[kStride], float low, float high) {
-          *reinterpret_cast<uint32_t*>(&to[2 * pair]) = pack_bf16(low, high);
-        };
-        put(s.kp[row + i], kn.x * down.x, kn.y * down.y);
-        put(s.qp[row + i], q[half][i].x * q_factor * down.x, q[half][i].y * q_factor * down.y);
-        put(s.km[row + i], kn.x * up.x, kn.y * up.y);
-      }
-      const float2 decay = {exp2_approx(total.x), exp2_approx(total.y)};
-      *reinterpret_cast<float2*>(&s.factor[tile][half][2 * pair]) = decay;
-      if constexpr (kVjp) {
-        *reinterpret_cast<float2*>(a.factors + slot * KdaTrainScratch<D>::kFactors + (2 * tile + half) * D + 2 * pair) = decay;
-      }
+    for (int i = 0; i < kTrainHalf; ++i) {
+      const float q_factor = norm_factor(0, row + i) * scale, k_factor = norm_factor(1, row + i);
+      const float2 down = {exp2_approx(x[i].x), exp2_approx(x[i].y)}, up = {exp2_approx(-x[i].x), exp2_approx(-x[i].y)};
+      const float2 kn = {k[i].x * k_factor, k[i].y * k_factor};
+      const auto put = [&](__nv_bfloat16(&to)[kStride], float low, float high) {
+        *reinterpret_cast<uint32_t*>(&to[2 * pair]) = pack_bf16(low, high);
+      };
+      put(s.kp[row + i], kn.x * down.x, kn.y * down.y);
+      put(s.qp[row + i], q[i].x * q_factor * down.x, q[i].y * q_factor * down.y);
+      put(s.km[row + i], kn.x * up.x, kn.y * up.y);
+    }
+    const float2 decay = {exp2_approx(total.x), exp2_approx(total.y)};
+    *reinterpret_cast<float2*>(&s.factor[tile][half][2 * pair]) = decay;
+    if constexpr (kVjp) {
+      *reinterpret_cast<float2*>(a.factors + slot * KdaTrainScratch<D>::kFactors + (2 * tile + half) * D + 2 * pair) = decay;
     }
   }
 
@@ -199,20 +194,24 @@ struct TrainInner {
     const int row = kTrainTile * tile;
     scale_columns<D>(state, s.factor[tile][0]);
     float x[2][4] = {};
-    read_state<D>(x, state, shared_address(&s.kp[row][0]));
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) o[j][i] = 0;
+    }
+    read_state<D>(x, o, state, shared_address(&s.kp[row][0]), shared_address(&s.qp[row][0]));
     uint32_t v[4], b[4];
     tile_values(v, s.v, tile);
     float r[2][4], solved[2][4] = {};
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) r[j][i] = s.beta[row + token_of(j, i)] * (value_of(v, j, i) - x[j][i]), o[j][i] = 0;
+      for (int i = 0; i < 4; ++i) r[j][i] = s.beta[row + token_of(j, i)] * (value_of(v, j, i) - x[j][i]);
     }
     pack_left(u, r[0], r[1]);
     load_rows(b, shared_address(&s.t[tile][0][0]), kTrainTile, 0, 0);
     mma_pair(solved[0], solved[1], u, b);
     pack_left(u, solved[0], solved[1]);
-    read_state<D>(o, state, shared_address(&s.qp[row][0]));
     load_rows(b, shared_address(&s.p[tile][0][0]), kTrainTile, 0, 0);
     mma_pair(o[0], o[1], u, b);
     write_state<D>(state, u, shared_address(&s.km[row][0]));
@@ -224,25 +223,26 @@ struct TrainInner {
     int index;
     const float mine = row_sums(x, index);
     auto& stats = s.stats[tile % 2];
-    stats[warp][token_of(index / 2 % 2, index % 2)][index / 4] = mine;
+    stats[token_of(index / 2 % 2, index % 2)][warp][index / 4] = mine;
     __syncthreads();
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         sum[j][i] = {0, 0};
+        const float* from = &stats[token_of(j, i)][0][0];
+#pragma unroll
         for (int w = 0; w < kWarps; ++w) {
-          const float* from = stats[w][token_of(j, i)];
-          sum[j][i].x += from[0];
-          if constexpr (kVjp) sum[j][i].y += from[1];
+          sum[j][i].x += from[kKinds * w];
+          if constexpr (kVjp) sum[j][i].y += from[kKinds * w + 1];
         }
       }
     }
   }
 
-  __device__ float norm_weight(int i) const { return a.norm[16 * warp + lane / 4 + 8 * (i / 2)]; }
+  __device__ float norm_weight(int i) const { return a.norm[16 * warp + lane / 4 + 8 * i]; }  // of the lane's values
 
-  __device__ void outputs(int tile, const float (&o)[2][4]) const {
+  __device__ void outputs(int tile, const float (&o)[2][4], const float (&weight)[2]) const {
     uint32_t gate[4];
     tile_values(gate, s.gate, tile);
     float x[4 * kKinds] = {}, y[2][4];
@@ -258,7 +258,7 @@ struct TrainInner {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float factor = rsqrtf(sum[j][i % 2].x / D + a.eps);
-        y[j][i] = o[j][i] * factor * norm_weight(i) * sigmoids(value_of(gate, j, i)).plus;
+        y[j][i] = o[j][i] * factor * weight[i / 2] * sigmoids(value_of(gate, j, i)).plus;
       }
     }
     uint32_t packed[4];
@@ -268,7 +268,7 @@ struct TrainInner {
   }
 
   // Back through gate and norm: gradients of the gate and of o; d_norm is added to.
-  __device__ void back_outputs(int tile, const float (&o)[2][4], float (&d_norm)[2]) const {
+  __device__ void back_outputs(int tile, const float (&o)[2][4], const float (&weight)[2], float (&d_norm)[2]) const {
     uint32_t gates[4], dys[4];
     tile_values(gates, s.gate, tile);
     tile_values(dys, s.dy, tile);
@@ -277,7 +277,7 @@ struct TrainInner {
     for (int j = 0; j < 2; ++j) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        d_n[j][i] = value_of(dys, j, i) * norm_weight(i) * sigmoids(value_of(gates, j, i)).plus;
+        d_n[j][i] = value_of(dys, j, i) * weight[i / 2] * sigmoids(value_of(gates, j, i)).plus;
         x[2 * j + i % 2] += o[j][i] * o[j][i];
         x[4 + 2 * j + i % 2] += o[j][i] * d_n[j][i];
       }

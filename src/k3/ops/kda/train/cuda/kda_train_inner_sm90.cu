@@ -24,6 +24,7 @@ __global__ void __launch_bounds__(2 * D, 2) inner_kernel(const __grid_constant__
   load_state<D>(state, static_cast<const __nv_bfloat16*>(a.kept) + (static_cast<int64_t>(row) * a.heads + inner.head) * D * D);
   cp_async_wait<0>();
   __syncthreads();
+  const float weight[2] = {inner.norm_weight(0), inner.norm_weight(1)};
   float d_norm[2] = {0, 0};
 #pragma unroll 1
   for (int tile = 0; tile < kTrainTiles; ++tile) {
@@ -31,7 +32,7 @@ __global__ void __launch_bounds__(2 * D, 2) inner_kernel(const __grid_constant__
     float o[2][4];
     inner.recur(state, tile, u, o);
     store_turned(inner.scratch(a.u) + kTrainTile * tile * D + 16 * inner.warp, D, u, kTrainTile);
-    inner.back_outputs(tile, o, d_norm);
+    inner.back_outputs(tile, o, weight, d_norm);
   }
 #pragma unroll
   for (int i = 0; i < 2; ++i) {

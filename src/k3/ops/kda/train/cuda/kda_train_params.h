@@ -58,6 +58,11 @@ struct KdaTrainCudaArgs {
   float *factors, *row_numbers, *halo, *sums;
 };
 
+// For the kernels of inference: slot s, fresh, and no slot, of each sequence; the state before each sequence is zero.
+struct KdaTrainSlots {
+  int32_t *slot, *fresh, *none;
+};
+int kda_train_slots_launch(const KdaTrainSlots& slots, void* kept, int64_t state_values, const int32_t* offsets, int sequences, CUstream_st* stream);
 int kda_train_map_launch(KdaTrainBlock* blocks, int rows, const int32_t* offsets, int sequences, CUstream_st* stream);
 int kda_train_forward_launch(const KdaTrainCudaArgs& args, int dim, CUstream_st* stream);
 int kda_train_inner_launch(const KdaTrainCudaArgs& args, int dim, CUstream_st* stream);

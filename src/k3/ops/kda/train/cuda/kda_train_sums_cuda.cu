@@ -21,6 +21,15 @@ __global__ void map_blocks(KdaTrainBlock* blocks, const int32_t* offsets, int se
   }
 }
 
+// A thread block a sequence. kept null: no states. `values`: BF16 numbers of a row of kept, a multiple of 8.
+__global__ void set_slots(KdaTrainSlots slots, void* kept, int64_t values, const int32_t* offsets) {
+  const int s = static_cast<int>(blockIdx.x);
+  if (threadIdx.x == 0) slots.slot[s] = s, slots.fresh[s] = 1, slots.none[s] = -1;
+  if (kept == nullptr) return;
+  auto* to = reinterpret_cast<uint4*>(static_cast<__nv_bfloat16*>(kept) + (offsets[s] / kTrainRows + s) * values);
+  for (int64_t i = threadIdx.x; i < values / 8; i += blockDim.x) to[i] = uint4{0, 0, 0, 0};
+}
+
 template <int D>
 __global__ void join(const __grid_constant__ KdaTrainCudaArgs a) {  // a thread a channel
   const int head = static_cast<int>(blockIdx.x) % a.pass_heads, row = static_cast<int>(blockIdx.x) / a.pass_heads;
@@ -105,6 +114,13 @@ int kda_train_map_launch(KdaTrainBlock* blocks, int rows, const int32_t* offsets
   o.grid = dim3(static_cast<unsigned>((sequences + kMapThreads - 1) / kMapThreads));
   o.block = dim3(kMapThreads);
   return launch(map_blocks, o, stream, blocks, offsets, sequences);
+}
+
+int kda_train_slots_launch(const KdaTrainSlots& slots, void* kept, int64_t values, const int32_t* offsets, int sequences, CUstream_st* stream) {
+  LaunchOptions o;
+  o.grid = dim3(static_cast<unsigned>(sequences));
+  o.block = dim3(256);
+  return launch(set_slots, o, stream, slots, kept, values, offsets);
 }
 
 int kda_train_sums_launch(const KdaTrainCudaArgs& a, int dim, CUstream_st* stream) {

@@ -18,16 +18,13 @@ constexpr float kLog2Of = 1.4426950408889634F;
 template <int D>
 constexpr int kTrainStride = D + 8;  // of rows in shared memory: ldmatrix without bank conflicts
 
-__device__ __forceinline__ float rcp_of(float x) { return __fdividef(1.0F, x); }
-
-// sigmoid(x) and sigmoid(-x), both with relative accuracy.
+// sigmoid(x) and sigmoid(-x), both with relative accuracy down to e^-85.
 struct Sigmoids {
   float plus, minus;
 };
 __device__ __forceinline__ Sigmoids sigmoids(float x) {
-  const float e = exp2_approx(-fabsf(x) * kLog2Of), inverse = rcp_of(1.0F + e);
-  const float small = e * inverse;
-  return x < 0 ? Sigmoids{small, inverse} : Sigmoids{inverse, small};
+  const float e = exp2_approx(-kLog2Of * fmaxf(x, -85.0F)), plus = __fdividef(1.0F, 1.0F + e);
+  return {plus, e * plus};
 }
 
 // ---- operands ----
@@ -132,6 +129,19 @@ __device__ __forceinline__ void read_state(float (&d)[2][4], const float (&state
     mma_pair(d[0], d[1], a, b);
   }
 }
+// The same for two sets of rows.
+template <int D>
+__device__ __forceinline__ void read_state(float (&d)[2][4], float (&e)[2][4], const float (&state)[D / 8][4], uint32_t d_rows, uint32_t e_rows) {
+#pragma unroll
+  for (int k = 0; k < D / 16; ++k) {
+    uint32_t a[4], b[4];
+    pack_left(a, state[2 * k], state[2 * k + 1]);
+    load_rows(b, d_rows, kTrainStride<D>, 0, 16 * k);
+    mma_pair(d[0], d[1], a, b);
+    load_rows(b, e_rows, kTrainStride<D>, 0, 16 * k);
+    mma_pair(e[0], e[1], a, b);
+  }
+}
 // state += x rows: x [16 values, 16 tokens] as A operand.
 template <int D>
 __device__ __forceinline__ void write_state(float (&state)[D / 8][4], const uint32_t (&x)[4], uint32_t rows) {
@@ -159,10 +169,16 @@ struct Taps {  // of two channels
 // Rows first - 3 .. first + 7 of a sequence's inputs, zeros before its start and from `end` on. `from`: two channels of row 0.
 __device__ __forceinline__ void load_window(uint32_t (&x)[kTrainHalf + kTrainHalo], const __nv_bfloat16* from, int64_t stride, int first,
                                             int end) {
+  const __nv_bfloat16* at = from + (first - kTrainHalo) * stride;
+  if (first >= kTrainHalo && first + kTrainHalf <= end) {
 #pragma unroll
-  for (int i = 0; i < kTrainHalf + kTrainHalo; ++i) {
+    for (int i = 0; i < kTrainHalf + kTrainHalo; ++i, at += stride) x[i] = *reinterpret_cast<const uint32_t*>(at);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kTrainHalf + kTrainHalo; ++i, at += stride) {
     const int row = first + i - kTrainHalo;
-    x[i] = row >= 0 && row < end ? *reinterpret_cast<const uint32_t*>(from + row * stride) : 0U;
+    x[i] = row >= 0 && row < end ? *reinterpret_cast<const uint32_t*>(at) : 0U;
   }
 }
 
@@ -181,9 +197,10 @@ struct Activated {
   float y, slope;
 };
 __device__ __forceinline__ Activated silu(float x) {
-  x = fmaxf(x, -104.0F);  // beyond it both are 0, and infinity times 0 must not be met
+  x = fmaxf(x, -85.0F);
   const Sigmoids s = sigmoids(x);
-  return {x * s.plus, s.plus * fmaf(x, s.minus, 1.0F)};
+  const float y = x * s.plus;
+  return {y, fmaf(y, s.minus, s.plus)};
 }
 
 // Log2 of the decays of eight tokens of two channels, relative to the middle of the tile: upper half of a tile (tokens 0..7): minus the
@@ -193,13 +210,20 @@ struct Gate {
   float bound;   // lower_bound * log2 e
   float2 bias;
 };
+struct NoSlopes {
+  __device__ __forceinline__ void operator()(int, float, float) const {}
+};
+// slopes(i, x, y): of the two sigmoids of token i.
+template <class Slopes = NoSlopes>
 __device__ __forceinline__ void middle_sums(const Gate& gate, const uint32_t (&z)[kTrainHalf], int tokens, bool lower, float2 (&x)[kTrainHalf],
-                                            float2& total) {
+                                            float2& total, Slopes slopes = {}) {
 #pragma unroll
   for (int i = 0; i < kTrainHalf; ++i) {
     const bool real = i < tokens;
-    x[i].x = real ? gate.bound * sigmoids(gate.rate * (low_bf16(z[i]) + gate.bias.x)).plus : 0.0F;
-    x[i].y = real ? gate.bound * sigmoids(gate.rate * (high_bf16(z[i]) + gate.bias.y)).plus : 0.0F;
+    const Sigmoids low = sigmoids(gate.rate * (low_bf16(z[i]) + gate.bias.x)), high = sigmoids(gate.rate * (high_bf16(z[i]) + gate.bias.y));
+    slopes(i, low.plus * low.minus, high.plus * high.minus);
+    x[i].x = real ? gate.bound * low.plus : 0.0F;
+    x[i].y = real ? gate.bound * high.plus : 0.0F;
   }
   total = {0, 0};
   if (lower) {
@@ -222,43 +246,37 @@ __device__ __forceinline__ Gate gate_of(const KdaTrainCudaArgs& a, int head, int
   return {__expf(a.a_log[head]), a.lower_bound * kLog2Of, bias};
 }
 
-// Sums of N values (a power of two, at most 32) over groups of L lanes: lane l of a group gets the sum of value l % N.
-template <int N, int L>
-__device__ __forceinline__ float group_sums(float (&x)[N]) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
+// A step of sums of several values over lanes: lanes that differ in `mask` share 2 * Half values, the one with the bit keeps the upper ones.
+template <int Half, int N>
+__device__ __forceinline__ void share_sums(float (&x)[N], int mask) {
+  const bool upper = (static_cast<int>(threadIdx.x) & mask) != 0;
 #pragma unroll
-  for (int width = N / 2; width > 0; width /= 2) {
-    const bool upper = (lane & width) != 0;
-#pragma unroll
-    for (int i = 0; i < width; ++i) {
-      const float give = upper ? x[i] : x[i + width], keep = upper ? x[i + width] : x[i];
-      x[i] = keep + __shfl_xor_sync(0xFFFFFFFFU, give, width);
-    }
+  for (int i = 0; i < Half; ++i) {
+    const float low = x[i], high = x[i + Half];
+    x[i] = (upper ? high : low) + __shfl_xor_sync(0xFFFFFFFFU, upper ? low : high, mask);
   }
-#pragma unroll
-  for (int width = N; width < L; width *= 2) x[0] += __shfl_xor_sync(0xFFFFFFFFU, x[0], width);
+}
+
+// Sums of 16 values over groups of L lanes (16 or 32): lane l gets the sum of value l % 16.
+template <int L>
+__device__ __forceinline__ float group_sums(float (&x)[16]) {
+  share_sums<8>(x, 8), share_sums<4>(x, 4), share_sums<2>(x, 2), share_sums<1>(x, 1);
+  if constexpr (L == 32) x[0] += __shfl_xor_sync(0xFFFFFFFFU, x[0], 16);
   return x[0];
 }
 
-// Sums over the rows of an accumulator (lanes that differ in bits 2 to 4) of N values, at most 8; the lane's is number `index`.
+// Sums over the rows of an accumulator (lanes that differ in bits 2 to 4) of N values, 4 or 8; the lane's is number `index`.
 template <int N>
 __device__ __forceinline__ float row_sums(float (&x)[N], int& index) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  int mask = 16;
-  index = 0;
-#pragma unroll
-  for (int width = N / 2; width > 0; width /= 2) {
-    const bool upper = (lane & mask) != 0;
-#pragma unroll
-    for (int i = 0; i < width; ++i) {
-      const float give = upper ? x[i] : x[i + width], keep = upper ? x[i + width] : x[i];
-      x[i] = keep + __shfl_xor_sync(0xFFFFFFFFU, give, mask);
-    }
-    if (upper) index += width;
-    mask /= 2;
+  if constexpr (N == 8) {
+    share_sums<4>(x, 16), share_sums<2>(x, 8), share_sums<1>(x, 4);
+    index = lane / 16 * 4 + lane / 8 % 2 * 2 + lane / 4 % 2;
+  } else {
+    share_sums<2>(x, 16), share_sums<1>(x, 8);
+    x[0] += __shfl_xor_sync(0xFFFFFFFFU, x[0], 4);
+    index = lane / 16 * 2 + lane / 8 % 2;
   }
-#pragma unroll
-  for (int width = N; width < 8; width *= 2) x[0] += __shfl_xor_sync(0xFFFFFFFFU, x[0], mask), mask /= 2;
   return x[0];
 }
 
