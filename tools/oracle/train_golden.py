@@ -73,6 +73,9 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self, step, lr):
+        for _, p, *_ in self.rows:
+            if p.grad is None:  # the first site of all has one source, so its query is not used
+                p.grad = torch.zeros_like(p)
         norm = math.sqrt(sum(float((p.grad ** 2).sum()) for _, p, *_ in self.rows))
         scale = min(1.0, CLIP / (norm + 1e-6))
         for _, p, kind, units, decay, first, second in self.rows:
