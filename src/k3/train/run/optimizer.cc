@@ -62,7 +62,7 @@ Status Optimizer::add_layers() {
     }
     if (layer.mla.kv_b) {
       attentions_.push_back({layer.mla.q ? layer.mla.q : layer.mla.q_b, layer.mla.kv_b,
-                             std::vector<float>(static_cast<size_t>(weights_->config.num_attention_heads), 0.0F)});
+                             std::vector<double>(static_cast<size_t>(weights_->config.num_attention_heads), 0.0)});
     }
   }
   return {};
@@ -76,7 +76,7 @@ void Optimizer::watch(ops::Tape& tape) {
   }
   for (Attention& attention : attentions_) {
     tape.watch(attention.kv_b.data, "max_logit",
-               Tensor(attention.largest.data(), DType::f32, {static_cast<int64_t>(attention.largest.size())}));
+               Tensor(attention.largest.data(), DType::f64, {static_cast<int64_t>(attention.largest.size())}));
   }
 }
 
@@ -174,13 +174,13 @@ StepReport Optimizer::step(const ops::Ctx& ctx, const Tensor& grads, double rate
   const bool reference = weights_->dtype == DType::f64;
   reference ? apply<double>(ctx, grads, rate, step, report) : apply<float>(ctx, grads, rate, step, report);
   for (const Attention& attention : attentions_) {
-    report.largest_logit = std::max(report.largest_logit, static_cast<double>(*std::max_element(attention.largest.begin(), attention.largest.end())));
+    report.largest_logit = std::max(report.largest_logit, *std::max_element(attention.largest.begin(), attention.largest.end()));
   }
   if (report.not_finite == nullptr) {
     reference ? clip_attention<double>(ctx) : clip_attention<float>(ctx);
     balance(ctx, report);
   }
-  for (Attention& attention : attentions_) std::fill(attention.largest.begin(), attention.largest.end(), 0.0F);
+  for (Attention& attention : attentions_) std::fill(attention.largest.begin(), attention.largest.end(), 0.0);
   std::memset(grads.data, 0, static_cast<size_t>(grads.size() * dtype_bytes(grads.dtype)));
   return report;
 }

@@ -54,7 +54,7 @@ class Optimizer {
   };
   struct Attention {
     ops::Weight q, kv_b;
-    std::vector<float> largest;
+    std::vector<double> largest;  // logit of each head
   };
 
   Optimizer(TrainWeights& weights, const Recipe& recipe) : weights_(&weights), recipe_(recipe) {}
