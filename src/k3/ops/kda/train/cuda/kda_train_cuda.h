@@ -33,7 +33,7 @@ constexpr bool kda_train_fast(int64_t dim, int64_t taps, std::optional<float> bo
 // Scratch of one head's blocks.
 constexpr int64_t kda_train_head_bytes(int64_t rows, int64_t dim) {
   const int64_t bf16 = 6 * kTrainRows * dim + 2 * kTrainTiles * kTrainTile * kTrainTile + dim * dim;
-  const int64_t f32 = 2 * kTrainTiles * dim + 3 * kTrainRows + 6 * kTrainHalo * dim + (3 * kTrainTaps + 3) * dim;
+  const int64_t f32 = (kTrainTiles + 1) * dim + 3 * kTrainRows + 6 * kTrainHalo * dim + (3 * kTrainTaps + 3) * dim;
   return rows * (2 * bf16 + 4 * f32);
 }
 constexpr int64_t kda_train_pass_heads(int64_t heads, int64_t rows, int64_t dim, int64_t most_bytes = kTrainPassBytes) {

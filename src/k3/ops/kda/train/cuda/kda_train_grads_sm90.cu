@@ -164,9 +164,11 @@ struct GradRows : TrainGrads<D> {
   }
 };
 
-// Blocks on a multiprocessor: what shared memory allows.
 template <int D>
-__global__ void __launch_bounds__(4 * D, D == 128 ? 1 : D == 64 ? 2 : 3) grads(const __grid_constant__ KdaTrainCudaArgs a) {
+constexpr int kResident = D == 128 ? 1 : D == 64 ? 2 : 3;  // on a multiprocessor: what shared memory allows
+
+template <int D>
+__global__ void __launch_bounds__(4 * D, kResident<D>) grads(const __grid_constant__ KdaTrainCudaArgs a) {
   extern __shared__ float4 shared[];
   using Shared = typename TrainGrads<D>::Shared;
   const int row = static_cast<int>(blockIdx.x) / a.pass_heads;
@@ -176,6 +178,7 @@ __global__ void __launch_bounds__(4 * D, D == 128 ? 1 : D == 64 ? 2 : 3) grads(c
   g.prepare();
   cp_async_wait<1>();
   __syncthreads();
+  g.prefetch_next(kResident<D>);
   g.links();
   g.pairs();
   cp_async_wait<0>();
