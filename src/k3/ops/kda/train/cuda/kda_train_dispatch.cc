@@ -47,7 +47,6 @@ struct Train {
     c.lower_bound = args.lower_bound.value_or(0);
     c.eps = args.eps;
     c.offsets = args.device_offsets;
-    c.multiprocessors = device_info().sm_count;
     c.initial = numbers(args.initial);
     c.final = numbers(args.final);
     return c;

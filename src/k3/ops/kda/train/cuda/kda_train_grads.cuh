@@ -73,25 +73,6 @@ struct TrainGrads {
     for (int i = thread; i < Scratch::kRowNumbers; i += kThreads) (&s.numbers[0][0])[i] = a.row_numbers[slot * Scratch::kRowNumbers + i];
   }
 
-  // What the block that comes next on this multiprocessor will load, into L2: its loads are not hidden by anything.
-  __device__ void prefetch_next(int blocks) const {
-    const int next = static_cast<int>(blockIdx.x) + blocks * a.multiprocessors;
-    if (next >= static_cast<int>(gridDim.x)) return;
-    const KdaTrainBlock coming = a.blocks[next / a.pass_heads];
-    if (coming.count == 0) return;
-    const int next_head = a.first_head + next % a.pass_heads;
-    if (thread < 8) {
-      const void* const tiles[6] = {a.u, a.d_o, a.d_r, a.kp, a.qp, a.km};
-      const auto* from = thread < 6    ? static_cast<const __nv_bfloat16*>(tiles[thread]) + next * static_cast<int64_t>(Scratch::kTile)
-                         : thread == 6 ? static_cast<const __nv_bfloat16*>(a.d_state) + next * static_cast<int64_t>(D * D)
-                                       : static_cast<const __nv_bfloat16*>(a.kept) +
-                                             (static_cast<int64_t>(next / a.pass_heads) * a.heads + next_head) * D * D;
-      bulk_prefetch(from, 2 * (thread < 6 ? Scratch::kTile : D * D));
-    }
-    for (int part = 0; part < 3; ++part) prefetch_rows<D, kThreads>(a, a.in[part], coming, next_head);
-    prefetch_rows<D, kThreads>(a, a.z, coming, next_head);
-  }
-
   __device__ void links() const {
     if (thread >= D) return;
     const int k = thread;

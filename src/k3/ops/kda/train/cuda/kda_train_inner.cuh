@@ -57,20 +57,6 @@ struct TrainInner {
     cp_async_commit();
   }
 
-  // What the block that comes next on this multiprocessor will load, into L2.
-  __device__ void prefetch_next(int blocks) const {
-    const int next = static_cast<int>(blockIdx.x) + blocks * a.multiprocessors;
-    if (next >= static_cast<int>(gridDim.x)) return;
-    const KdaTrainBlock coming = a.blocks[next / a.pass_heads];
-    if (coming.count == 0) return;
-    const int next_head = a.first_head + next % a.pass_heads;
-    if (thread == 0) {
-      bulk_prefetch(static_cast<const __nv_bfloat16*>(a.kept) + (static_cast<int64_t>(next / a.pass_heads) * a.heads + next_head) * D * D, 2 * D * D);
-    }
-    for (int part = 0; part < 3; ++part) prefetch_rows<D, kThreads>(a, a.in[part], coming, next_head);
-    for (const void* x : {a.z, a.gate, a.dy}) prefetch_rows<D, kThreads>(a, x, coming, next_head);
-  }
-
   __device__ void inputs() {
     const int pair = thread % kPairs, tile = thread / kPairs, channel = head * D + 2 * pair;
     const int begin = static_cast<int>(block.first - start), end = begin + block.count;
@@ -78,19 +64,28 @@ struct TrainInner {
 #pragma unroll 1
     for (int half = 0; half < 2; ++half) {
       const int row = kTrainTile * tile + kTrainHalf * half;
-      uint32_t x[kTrainHalf + kTrainHalo], z[kTrainHalf];
+      uint32_t x[3][kTrainHalf + kTrainHalo], z[kTrainHalf];
       float2 q[kTrainHalf], k[kTrainHalf];
+      const auto load = [&](int part) { load_window(x[part], rows_of(a.in[part], start) + 2 * pair, stride, begin + row, end); };
+      const auto load_z = [&] {
+#pragma unroll
+        for (int i = 0; i < kTrainHalf; ++i) {
+          z[i] = row + i < block.count ? *reinterpret_cast<const uint32_t*>(z_rows + (row + i) * stride) : 0U;
+        }
+      };
       const auto act = [&](int part, auto put) {
-        load_window(x, rows_of(a.in[part], start) + 2 * pair, stride, begin + row, end);
         const Taps taps(a.taps[part], channel);
 #pragma unroll
         for (int i = 0; i < kTrainHalf; ++i) {
-          const float2 y = convolve(x, taps, i);
+          const float2 y = convolve(x[part], taps, i);
           put(i, float2{silu(y.x).y, silu(y.y).y});
         }
       };
+      load(0), load(1);
+      if constexpr (kVjp) load(2), load_z();  // all at once; the forward's registers hold a state
       act(0, [&](int i, float2 y) { q[i] = y; });
       act(1, [&](int i, float2 y) { k[i] = y; });
+      if constexpr (!kVjp) load(2), load_z();
       float squares[2 * kTrainHalf];
 #pragma unroll
       for (int i = 0; i < kTrainHalf; ++i) {
@@ -100,10 +95,6 @@ struct TrainInner {
       const float sum = group_sums<kGroup>(squares);
       if (lane % kGroup < 2 * kTrainHalf) s.squares[row + lane % kTrainHalf][lane / kTrainHalf % 2][pair / 32] = sum;
       act(2, [&](int i, float2 y) { *reinterpret_cast<uint32_t*>(&s.v[row + i][2 * pair]) = pack_bf16(y.x, y.y); });
-#pragma unroll
-      for (int i = 0; i < kTrainHalf; ++i) {
-        z[i] = row + i < block.count ? *reinterpret_cast<const uint32_t*>(z_rows + (row + i) * stride) : 0U;
-      }
       __syncthreads();
       operands(pair, tile, half, q, k, z);
     }

@@ -17,7 +17,6 @@ __global__ void __launch_bounds__(2 * D, 2) inner_kernel(const __grid_constant__
   inner.slot = static_cast<int64_t>(row) * a.pass_heads + inner.pass_head;
   inner.fetch(a.gate, inner.s.gate);
   inner.inputs();
-  inner.prefetch_next(2);
   inner.inverses();
   inner.fetch(a.dy, inner.s.dy);
   inner.keep_operands();

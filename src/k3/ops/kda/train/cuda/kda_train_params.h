@@ -56,7 +56,6 @@ struct KdaTrainCudaArgs {
   void *p, *t;                         // bf16 [rows, pass_heads, 4, 16, 16]
   void* d_state;                       // bf16 [rows, pass_heads, D, D]: gradient of the state after the block
   float *edges, *row_numbers, *halo, *sums;
-  int multiprocessors;  // of the device: which block comes next on one, for prefetches
 };
 
 // For the kernels of inference: slot s, fresh, and no slot, of each sequence; the state before each sequence is zero.

@@ -13,13 +13,6 @@
 
 namespace k3::ops::cuda {
 
-__device__ __forceinline__ void bulk_prefetch(const void* from, uint32_t bytes) {  // into L2; multiples of 16 bytes
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;\n" ::"l"(from), "r"(bytes) : "memory");
-}
-__device__ __forceinline__ void prefetch(const void* from) {  // its line, into L2
-  asm volatile("prefetch.global.L2 [%0];\n" ::"l"(from) : "memory");
-}
-
 constexpr float kLog2Of = 1.4426950408889634F;
 
 template <int D>
@@ -285,16 +278,6 @@ __device__ __forceinline__ float row_sums(float (&x)[N], int& index) {
     index = lane / 16 * 2 + lane / 8 % 2;
   }
   return x[0];
-}
-
-// Rows of activations of a block to come, into L2: a thread a line of 128 bytes.
-template <int D, int kThreads>
-__device__ __forceinline__ void prefetch_rows(const KdaTrainCudaArgs& a, const void* x, const KdaTrainBlock& block, int head) {
-  constexpr int kLines = (D * 2 + 127) / 128;
-  for (int i = static_cast<int>(threadIdx.x); i < block.count * kLines; i += kThreads) {
-    const int64_t token = block.first + i / kLines;
-    prefetch(static_cast<const __nv_bfloat16*>(x) + (token * a.heads + head) * D + i % kLines * 64);
-  }
 }
 
 __device__ __forceinline__ float beta_logit(const KdaTrainCudaArgs& a, int64_t token, int head) {
