@@ -2,6 +2,9 @@
 # every input that once failed lie in tests/fuzz/corpus/<name>/.
 
 set(K3_FUZZED_LAYERS k3_format)
+if(TARGET k3_train)
+  list(PREPEND K3_FUZZED_LAYERS k3_train)
+endif()
 if(TARGET k3_server)
   list(PREPEND K3_FUZZED_LAYERS k3_server)
 endif()

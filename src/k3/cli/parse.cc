@@ -16,6 +16,8 @@
 #include "k3/base/utf8.h"
 #include "k3/cli/commands.h"
 #include "k3/cli/common.h"
+#include "k3/cli/data/data_options.h"
+#include "k3/cli/train/train_options.h"
 #include "k3/cli/exit_codes.h"
 #include "k3/cli/loadgen/loadgen_options.h"
 #include "k3/cli/serve/serve_options.h"
@@ -147,6 +149,10 @@ struct AllOptions {
   ConvertOptionsCli convert;
   BenchOptions bench;
   LoadgenOptions loadgen;
+  TrainTokenizerOptions train_tokenizer;
+  PrepareCliOptions prepare;
+  TrainOptions train;
+  ExportOptions exporting;
 };
 
 template <class Options>
@@ -471,6 +477,8 @@ int cli_main(int argc, const char* const* argv) {
   add_look_commands(app, options, status);
   add_bench_command(app, options, status);
   add_make_commands(app, options, status);
+  add_data_commands(app, options.train_tokenizer, options.prepare, status);
+  add_train_commands(app, options.train, options.exporting, status);
   if (is_unknown_command(app, argc, argv)) {
     return finish(fail(Code::invalid_argument, "no command '{}'; 'k3 --help' lists them", utf8_repair(argv[1])));
   }

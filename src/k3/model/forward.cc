@@ -4,27 +4,32 @@
 #include "k3/ops/attn_res/attn_res.h"
 #include "k3/ops/elementwise/elementwise.h"
 #include "k3/ops/rms_norm/rms_norm.h"
+#include "k3/ops/tape.h"
 
 namespace k3 {
 
-Status forward(const ops::Ctx& ctx, const Config& config, const WeightSource& source, const Batch& batch,
-               const Tensor& logits) {
+namespace {
+
+const LayerCache no_cache;  // in training
+
+// All layers. `prefix` [T, hidden] and `bank` [blocks, T, hidden] receive what the last mix reads; its blocks are returned.
+Result<int64_t> run_layers(const ops::Ctx& ctx, const Config& config, const WeightSource& source, const Batch& batch, const Tensor& prefix,
+                           const Tensor& bank) {
   const Workspace::Scope scope(*ctx.workspace);
   const int64_t tokens = batch.token_count(), hidden = config.hidden_size;
   const auto eps = static_cast<float>(config.rms_norm_eps);
   const bool res = config.attn_res_block_size.has_value();
   const int64_t block = config.attn_res_block_size.value_or(1);
-  const int64_t blocks = res ? (config.num_hidden_layers + block - 1) / block : 0;
 
-  const auto scratch = [&](int64_t rows) { return ctx.workspace->tensor({rows, hidden}, ctx.activation()); };
-  const Tensor prefix = scratch(tokens);  // running sum of the current block
-  const Tensor mixed = scratch(tokens);   // input of the sub-layer
-  const Tensor delta = scratch(tokens);   // its output
-  const Tensor bank = ctx.workspace->tensor({blocks, tokens, hidden}, ctx.activation());
+  const Tensor input = ctx.workspace->tensor({tokens, hidden}, ctx.activation());   // of the sub-layer
+  const Tensor output = ctx.workspace->tensor({tokens, hidden}, ctx.activation());
+  Tensor mixed, delta;  // these two, or in training others for each sub-layer
   int64_t banked = 0;
   Tensor pending;  // the last sub-layer's output, not yet in the prefix
   // What stands before a sub-layer: its input is mixed from the banked rows and the prefix, and normed.
   const auto site = [&](const Tensor& query, const Tensor& norm, bool starts_block) {
+    mixed = ops::fresh(ctx, input);
+    delta = ops::fresh(ctx, output);
     ops::attn_res_site(ctx, {.delta = pending,
                              .prefix = prefix,
                              .bank_to = starts_block ? bank.at(banked) : Tensor(),
@@ -43,31 +48,50 @@ Status forward(const ops::Ctx& ctx, const Config& config, const WeightSource& so
   for (int64_t l = 0; l < config.num_hidden_layers; ++l) {
     K3_TRY_ASSIGN(const LayerWeights* const layer, source.layer(l));
     const LayerWeights& w = *layer;
-    const LayerCache& cache = batch.caches[static_cast<size_t>(l)];
+    const LayerCache& cache = ctx.training ? no_cache : batch.caches[static_cast<size_t>(l)];
 
     const bool starts_block = res && l % block == 0;
     site(w.attention_res_query, w.input_norm, starts_block);
     // The sum restarts from the attention output alone.
-    const Tensor& attended = starts_block ? prefix : delta;
-    switch (config.attention[static_cast<size_t>(l)]) {
-      case AttentionKind::kda: kda_layer(ctx, config, w.kda, batch, cache, mixed, attended); break;
-      case AttentionKind::mla: mla_layer(ctx, config, w.mla, batch, cache, mixed, attended); break;
-    }
+    const bool kda = config.attention[static_cast<size_t>(l)] == AttentionKind::kda;
+    ops::region(ctx, starts_block ? prefix : delta, [&config, &w, &batch, &cache, kda, mixed](const ops::Ctx& c, const Tensor& out) {
+      kda ? kda_layer(c, config, w.kda, batch, cache, mixed, out) : mla_layer(c, config, w.mla, batch, cache, mixed, out);
+    });
     if (!starts_block) pending = delta;
 
     site(w.mlp_res_query, w.post_attention_norm, false);
-    if (config.is_moe(l)) {
-      K3_TRY(moe_layer(ctx, config, w.moe, l, source.stream, mixed, delta));
-    } else {
-      mlp_layer(ctx, activation_of(config), w.mlp, mixed, delta);
-    }
+    Status done;
+    ops::region(ctx, delta, [&config, &w, &done, l, stream = source.stream, mixed, moe = config.is_moe(l)](const ops::Ctx& c, const Tensor& out) {
+      if (!moe) return mlp_layer(c, activation_of(config), w.mlp, mixed, out);
+      Status status = moe_layer(c, config, w.moe, l, stream, mixed, out);
+      if (stream != nullptr) done = std::move(status);  // in memory nothing fails, and a region may be repeated after this frame
+    });
+    K3_TRY(std::move(done));
     pending = delta;
   }
   if (pending) ops::add(ctx, pending, prefix);
+  return banked;
+}
+
+int64_t block_count(const Config& config) {
+  const int64_t block = config.attn_res_block_size.value_or(0);
+  return block > 0 ? (config.num_hidden_layers + block - 1) / block : 0;
+}
+
+}  // namespace
+
+Status forward(const ops::Ctx& ctx, const Config& config, const WeightSource& source, const Batch& batch,
+               const Tensor& logits) {
+  const Workspace::Scope scope(*ctx.workspace);
+  const int64_t tokens = batch.token_count(), hidden = config.hidden_size;
+  const auto eps = static_cast<float>(config.rms_norm_eps);
+  const Tensor prefix = ctx.workspace->tensor({tokens, hidden}, ctx.activation());
+  const Tensor bank = ctx.workspace->tensor({block_count(config), tokens, hidden}, ctx.activation());
+  K3_TRY_ASSIGN(const int64_t banked, run_layers(ctx, config, source, batch, prefix, bank));
 
   // Only the rows that want logits pay for the last mix, the norm and lm_head.
   const auto rows = static_cast<int64_t>(batch.logit_rows.size());
-  const Tensor last = scratch(rows);
+  const Tensor last = ctx.workspace->tensor({rows, hidden}, ctx.activation());
   ops::gather_rows(ctx, prefix, batch.logit_rows, last);
   const Tensor last_bank = ctx.workspace->tensor({banked, rows, hidden}, ctx.activation());
   for (int64_t b = 0; b < banked; ++b) ops::gather_rows(ctx, bank.at(b), batch.logit_rows, last_bank.at(b));
@@ -75,6 +99,20 @@ Status forward(const ops::Ctx& ctx, const Config& config, const WeightSource& so
   ops::attn_res_site(
       ctx, {.prefix = last, .blocks = last_bank, .query = all.output_res_query, .norm = all.final_norm, .eps = eps, .out = last});
   return source.lm_head(ctx, last, logits);
+}
+
+Status forward_hidden(const ops::Ctx& ctx, const Config& config, const WeightSource& source, const Batch& batch, const Tensor& hidden) {
+  const Tensor prefix = ctx.workspace->tensor({batch.token_count(), config.hidden_size}, ctx.activation());
+  const Tensor bank = ctx.workspace->tensor({block_count(config), batch.token_count(), config.hidden_size}, ctx.activation());
+  K3_TRY_ASSIGN(const int64_t banked, run_layers(ctx, config, source, batch, prefix, bank));
+  const WeightSet& all = source.globals();
+  ops::attn_res_site(ctx, {.prefix = prefix,
+                           .blocks = bank.slice(0, banked),
+                           .query = all.output_res_query,
+                           .norm = all.final_norm,
+                           .eps = static_cast<float>(config.rms_norm_eps),
+                           .out = hidden});
+  return {};
 }
 
 }  // namespace k3

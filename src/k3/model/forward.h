@@ -18,4 +18,9 @@ namespace k3 {
 Status forward(const ops::Ctx& ctx, const Config& config, const WeightSource& source, const Batch& batch,
                const Tensor& logits);
 
+// In training, and where it measures losses: the last layer's input for all tokens, hidden [T, hidden_size], before lm_head. No
+// cache is read or written; every sequence of the batch begins at its first token (history 0). With a tape the workspace retains,
+// and the batch and its spans must live until the backward is done.
+Status forward_hidden(const ops::Ctx& ctx, const Config& config, const WeightSource& source, const Batch& batch, const Tensor& hidden);
+
 }  // namespace k3

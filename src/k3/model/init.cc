@@ -105,6 +105,14 @@ Status write_random_checkpoint(const Config& config, const std::string& folder, 
                                ThreadPool& pool, const LoadProgress& progress) {
   K3_TRY(check_sizes(config));
   if (config.trunk_int8) return fail(Code::unsupported, "a random model cannot have an 8-bit trunk; convert one");
+  const auto draw = [&](const ParamTensor& t, std::vector<float>& values) {
+    draw_param(config, *t.family, param_name(config, t.family->id, t.layer, t.expert), seed, pool, values);
+  };
+  return write_checkpoint(config, folder, shards, draw, progress);
+}
+
+Status write_checkpoint(const Config& config, const std::string& folder, int64_t shards, const ParamValues& values_of,
+                        const LoadProgress& progress) {
   std::vector<ParamTensor> tensors;
   int64_t total = 0;
   for_each_tensor(config, [&](const ParamTensor& t) {
@@ -122,7 +130,7 @@ Status write_random_checkpoint(const Config& config, const std::string& folder, 
       K3_TRY(writer.append(t.name, scales));
     } else {
       values.assign(static_cast<size_t>(t.params), 0.0F);
-      draw_param(config, *t.family, param_name(config, t.family->id, t.layer, t.expert), seed, pool, values);
+      values_of(t, values);
       if (t.dtype == DType::u8) {
         const int64_t rows = t.dims[0], cols = t.dims[1] * 2;
         scales.resize(static_cast<size_t>(rows * cols / 32));

@@ -28,6 +28,12 @@ void settle_random(Config& config);
 void draw_param(const Config& config, const ParamFamily& family, std::string_view name, uint64_t seed, ThreadPool& pool,
                 std::vector<float>& out);
 
+// Gives `values` (of the logical shape, as many as ParamTensor::params) those of a parameter.
+using ParamValues = std::function<void(const ParamTensor& tensor, std::vector<float>& values)>;
+// Any values in the released layout; experts are quantised when the config says so.
+Status write_checkpoint(const Config& config, const std::string& folder, int64_t shards, const ParamValues& values_of,
+                        const LoadProgress& progress);
+
 Status write_random_checkpoint(const Config& config, const std::string& folder, uint64_t seed, int64_t shards,
                                ThreadPool& pool, const LoadProgress& progress);
 

@@ -28,11 +28,13 @@ void mla_layer(const ops::Ctx& ctx, const Config& config, const MlaWeights& w, c
     ops::linear(ctx, latent, w.q_b, q);
   }
 
-  // The step's latents go into the cache first; attention reads history and step alike from there.
-  ops::latent_append(ctx, kv, w.kv_a_norm, latent_eps, batch.offsets, batch.history, cache.pages, cache.table);
-
   const Tensor o = scratch(heads * value);
-  ops::MlaArgs args;
+  // The step's latents go into the cache first; attention reads history and step alike from there.
+  ops::MlaMixArgs mix;
+  mix.kv = kv;
+  mix.kv_norm = w.kv_a_norm;
+  mix.eps = latent_eps;
+  ops::MlaArgs& args = mix.mla;
   args.q = q.reshape({tokens, heads, query_width});
   args.kv_b = w.kv_b;
   args.nope = config.qk_nope_head_dim;
@@ -45,7 +47,7 @@ void mla_layer(const ops::Ctx& ctx, const Config& config, const MlaWeights& w, c
   args.table = cache.table;
   args.out = o.reshape({tokens, heads, value});
   args.gate = gate;
-  ops::mla(ctx, args);
+  ops::mla_mix(ctx, mix);
   ops::linear(ctx, o, w.o, out);
 }
 

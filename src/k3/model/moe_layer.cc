@@ -47,7 +47,7 @@ Status moe_layer(const ops::Ctx& ctx, const Config& config, const MoeWeights& w,
   const ops::Glu activation = activation_of(config);
 
   // Everything that reads x, as one stream of weights. The router reads it in FP32.
-  const Tensor logits = ctx.workspace->tensor({tokens, config.num_experts});
+  const Tensor logits = ctx.workspace->tensor({tokens, config.num_experts}, ctx.double_precision ? DType::f64 : DType::f32);
   const Tensor z = w.down ? ctx.workspace->tensor({tokens, w.down.rows}, ctx.activation()) : x;
   const Tensor shared_hidden = w.shared ? ctx.workspace->tensor({tokens, w.shared.gate.rows}, ctx.activation()) : Tensor();
   ops::LinearPart parts[3] = {{.w = w.router, .y = logits, .full_precision = true}};

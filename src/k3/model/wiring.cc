@@ -116,6 +116,7 @@ Status ArenaPlan::matrix(ParamId id, int64_t layer, int64_t expert, ops::Weight&
     case DType::bf16: out.scheme = ops::Scheme::bf16; break;
     case DType::f16: out.scheme = ops::Scheme::f16; break;
     case DType::f32: out.scheme = ops::Scheme::f32; break;
+    case DType::f64: out.scheme = ops::Scheme::f64; break;
     case DType::i8: return int8(param_family(id), name, info, out);
     default: return dtype_error(name, info);
   }
@@ -173,6 +174,11 @@ Status ArenaPlan::vector(ParamId id, int64_t layer, std::initializer_list<int64_
 
 Status ArenaPlan::widened(const std::string& name, const TensorInfo& info, std::initializer_list<int64_t> dims,
                           Tensor& out) {
+  if (training_) {
+    out = Tensor(place_read(info, SlackPlacer::Align::memory), info.dtype, dims);
+    jobs_.push_back({name, info, static_cast<std::byte*>(out.data)});
+    return {};
+  }
   if (info.dtype != DType::bf16 && info.dtype != DType::f16 && info.dtype != DType::f32) return dtype_error(name, info);
   ReadJob job{name, info, nullptr, nullptr, true, false, false};
   if (job.needs_widening()) {
@@ -204,10 +210,12 @@ Status ArenaPlan::a_log(int64_t layer, Tensor& out) {
 }
 
 Status ArenaPlan::res(ParamId norm, ParamId proj, int64_t layer, Tensor& query) {
-  Tensor projection;
-  K3_TRY(vector(norm, layer, {config_.hidden_size}, query));
+  Tensor projection, weight;
+  K3_TRY(vector(norm, layer, {config_.hidden_size}, weight));
   K3_TRY(vector(proj, layer, {config_.hidden_size}, projection));
-  folds_.push_back({query, projection});
+  query = weight;
+  if (training_) query.data = place(config_.hidden_size * dtype_bytes(weight.dtype));
+  folds_.push_back({weight, projection, query});
   return {};
 }
 
@@ -221,7 +229,7 @@ Status ArenaPlan::complete() const {
     }
   }
   for (const Fold& fold : folds_) {
-    for (int64_t i = 0; i < config_.hidden_size; ++i) fold.query.f32()[i] *= fold.projection.f32()[i];
+    for (int64_t i = 0; i < config_.hidden_size; ++i) fold.query.f32()[i] = fold.norm.f32()[i] * fold.projection.f32()[i];
   }
   return {};
 }

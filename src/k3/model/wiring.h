@@ -50,9 +50,10 @@ class SlackPlacer {
   int32_t run_shard_ = -1;
 };
 
-// The two halves of an AttnRes site: the projection is folded into the query after the reads.
+// The two halves of an AttnRes site: norm times projection is the query. After the reads it takes the place of the norm; in training
+// it has one of its own.
 struct Fold {
-  Tensor query, projection;
+  Tensor norm, projection, query;
 };
 
 // What lies around the bytes of a read in an arena: nothing (pread), or the slack of a DiskReader, which reads each tensor
@@ -76,6 +77,10 @@ class ArenaPlan {
   // MXFP4 codes stay as the file has them: a GPU's kernels have an order of their own.
   void keep_stored_order() { stored_order_ = true; }
 
+  // Vectors stay in the dtype they are stored in, and queries lie beside the parameters they are made of.
+  void for_training() { training_ = true; }
+  const std::vector<Fold>& folds() const { return folds_; }
+
   int64_t used() const { return placer_.used(); }
   void start_placing(std::byte* base);
   const std::vector<ReadJob>& jobs() const { return jobs_; }
@@ -97,6 +102,7 @@ class ArenaPlan {
   const Config& config_;
   Slack slack_;
   bool stored_order_ = false;
+  bool training_ = false;
   std::byte* base_ = nullptr;
   SlackPlacer placer_;
   std::vector<ReadJob> jobs_;

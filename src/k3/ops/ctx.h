@@ -20,7 +20,7 @@ namespace k3::ops {
 //        BF16 (it has no policy exact).
 enum class Policy { exact, bf16 };
 
-class Tape;  // records vjps in training; null means inference
+class Tape;  // tape.h
 
 namespace cuda {
 class OpState;  // what the ops keep on a GPU between steps (cuda/op_state.h)
@@ -47,7 +47,13 @@ struct Ctx {
   Stream stream = nullptr;
   const DeviceStep* step = nullptr;
   cuda::OpState* gpu = nullptr;
-  DType activation() const { return device.is_cuda() ? DType::bf16 : DType::f32; }
+  // The training forms of ops (*_train.h): no caches, every sequence of the batch begins afresh; with `tape` they are recorded,
+  // without it only the forward is done.
+  bool training = false;
+  bool mxfp8_experts = false;  // with training: inputs of routed experts' products are rounded to MXFP8
+  // With training: its oracle, on the CPU: every tensor FP64, every op the obvious one.
+  bool double_precision = false;
+  DType activation() const { return device.is_cuda() ? DType::bf16 : double_precision ? DType::f64 : DType::f32; }
 
   ThreadPool* pool = nullptr;
   Workspace* workspace = nullptr;

@@ -12,7 +12,7 @@
 
 namespace k3::ops {
 
-enum class Scheme { f32, bf16, f16, mxfp4, i8 };
+enum class Scheme { f32, bf16, f16, mxfp4, i8, f64 };  // f64: the reference of training alone
 
 struct Weight {
   const void* data = nullptr;
@@ -30,6 +30,7 @@ constexpr int64_t scheme_row_bytes(Scheme scheme, int64_t cols) {
     case Scheme::f16: return cols * 2;
     case Scheme::mxfp4: return cols / 2;
     case Scheme::i8: return cols;
+    case Scheme::f64: return cols * 8;
   }
   return 0;
 }

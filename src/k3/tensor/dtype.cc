@@ -11,7 +11,7 @@
 namespace k3 {
 namespace {
 
-constexpr std::array<std::pair<DType, std::string_view>, 8> kNames = {{
+constexpr std::array<std::pair<DType, std::string_view>, 9> kNames = {{
     {DType::f32, "F32"},
     {DType::bf16, "BF16"},
     {DType::f16, "F16"},
@@ -20,6 +20,7 @@ constexpr std::array<std::pair<DType, std::string_view>, 8> kNames = {{
     {DType::i8, "I8"},
     {DType::i32, "I32"},
     {DType::i64, "I64"},
+    {DType::f64, "F64"},
 }};
 
 }  // namespace
@@ -104,6 +105,11 @@ void convert_to_float(const void* source, DType dtype, int64_t count, float* out
       for (int64_t i = 0; i < count; ++i) out[i] = f8_e4m3_to_float(in[i]);
       return;
     }
+    case DType::f64: {
+      const auto* in = static_cast<const double*>(source);
+      for (int64_t i = 0; i < count; ++i) out[i] = static_cast<float>(in[i]);
+      return;
+    }
     case DType::u8:
     case DType::i8:
     case DType::i32:
@@ -125,6 +131,9 @@ void convert_from_float(const float* source, DType dtype, int64_t count, void* o
   } else if (dtype == DType::f8_e4m3) {
     auto* to = static_cast<uint8_t*>(out);
     for (int64_t i = 0; i < count; ++i) to[i] = float_to_f8_e4m3(source[i]);
+  } else if (dtype == DType::f64) {
+    auto* to = static_cast<double*>(out);
+    for (int64_t i = 0; i < count; ++i) to[i] = static_cast<double>(source[i]);
   } else {
     K3_CHECK(false, "convert_from_float to {}", dtype_name(dtype));
   }

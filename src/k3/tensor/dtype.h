@@ -8,7 +8,7 @@
 
 namespace k3 {
 
-enum class DType { f32, bf16, f16, f8_e4m3, u8, i8, i32, i64 };
+enum class DType { f32, bf16, f16, f8_e4m3, u8, i8, i32, i64, f64 };
 
 constexpr int64_t dtype_bytes(DType dtype) {
   switch (dtype) {
@@ -19,7 +19,8 @@ constexpr int64_t dtype_bytes(DType dtype) {
     case DType::f8_e4m3:
     case DType::u8:
     case DType::i8: return 1;
-    case DType::i64: return 8;
+    case DType::i64:
+    case DType::f64: return 8;
   }
   return 0;
 }

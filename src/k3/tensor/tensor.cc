@@ -177,12 +177,22 @@ Tensor Workspace::tensor(std::initializer_list<int64_t> dims, DType dtype) {
   return out;
 }
 
+Tensor Workspace::tensor_like(const Tensor& other) {
+  Tensor out = other;
+  out.data = bytes(other.size() * dtype_bytes(other.dtype));
+  for (int64_t i = other.rank - 1, stride = 1; i >= 0; stride *= out.dim(static_cast<int>(i)), --i) {
+    out.strides[static_cast<size_t>(i)] = stride;
+  }
+  return out;
+}
+
 Workspace::Scope::Scope(Workspace& workspace)
     : workspace_(workspace),
       block_(workspace.current_),
       used_(workspace.current_ < workspace.blocks_.size() ? workspace.blocks_[workspace.current_].used : 0) {}
 
 Workspace::Scope::~Scope() {
+  if (workspace_.retain_) return;
   for (size_t i = workspace_.blocks_.size(); i-- > block_;) {
     Block& block = workspace_.blocks_[i];
     const int64_t keep = i == block_ ? used_ : 0;

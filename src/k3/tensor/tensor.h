@@ -40,9 +40,18 @@ struct Tensor {
   bool contiguous() const;
   explicit operator bool() const { return data != nullptr; }
 
+  // The elements as T, which is what dtype says.
+  template <class T>
+  T* as() const {
+    return static_cast<T*>(data);
+  }
   float* f32() const {
     K3_DCHECK(dtype == DType::f32);
     return static_cast<float*>(data);
+  }
+  double* f64() const {
+    K3_DCHECK(dtype == DType::f64);
+    return static_cast<double*>(data);
   }
   // Start of index i of the leading dimension.
   float* row(int64_t i) const { return f32() + i * strides[0]; }
@@ -90,6 +99,7 @@ class Workspace {
   explicit Workspace(Device device) : device_(device) {}
   Tensor tensor(std::initializer_list<int64_t> dims, DType dtype = DType::f32);  // uninitialised
   void* bytes(int64_t count);                                                    // 64-byte aligned
+  Tensor tensor_like(const Tensor& other);                                       // its shape and dtype, contiguous
 
   // Everything taken inside a scope is given back at its end.
   class Scope {
@@ -104,6 +114,11 @@ class Workspace {
     size_t block_;
     int64_t used_;
   };
+
+  // While retaining, scopes give nothing back: what a step's forward computes stays for its backward. The outer scope that
+  // surrounds both frees it.
+  void retain(bool on) { retain_ = on; }
+  bool retaining() const { return retain_; }
 
   // One block that takes steps of up to so many bytes, now: a step inside it cannot run out of memory.
   Status reserve(int64_t bytes);
@@ -120,6 +135,7 @@ class Workspace {
   size_t current_ = 0;
   int64_t in_use_ = 0;
   int64_t peak_ = 0;
+  bool retain_ = false;
 };
 
 }  // namespace k3

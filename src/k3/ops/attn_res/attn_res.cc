@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "k3/ops/attn_res/attn_res_kernel.h"
+#include "k3/ops/attn_res/attn_res_train.h"
 #include "k3/ops/cpu/tasks.h"
 #include "k3/ops/cuda/dispatch.h"
 #include "k3/ops/elementwise/elementwise.h"
@@ -79,6 +80,7 @@ void attn_res(const Ctx& ctx, const Tensor& blocks, const Tensor& prefix, const 
 }
 
 void attn_res_site(const Ctx& ctx, const AttnResSite& site) noexcept {
+  if (ctx.training) return attn_res_site_train(ctx, site);
   if (ctx.device.is_cuda()) return cuda::attn_res_site(ctx, site);
   if (site.delta) add(ctx, site.delta, site.prefix);
   if (site.bank_to) copy(ctx, site.prefix, site.bank_to);

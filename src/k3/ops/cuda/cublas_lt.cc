@@ -34,6 +34,7 @@ Result<CublasLt> open_library() {
   find(lt.desc_set, "cublasLtMatmulDescSetAttribute");
   find(lt.layout_create, "cublasLtMatrixLayoutCreate");
   find(lt.layout_destroy, "cublasLtMatrixLayoutDestroy");
+  find(lt.layout_set, "cublasLtMatrixLayoutSetAttribute");
   find(lt.preference_create, "cublasLtMatmulPreferenceCreate");
   find(lt.preference_destroy, "cublasLtMatmulPreferenceDestroy");
   find(lt.preference_set, "cublasLtMatmulPreferenceSetAttribute");

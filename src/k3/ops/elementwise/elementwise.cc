@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "k3/ops/cuda/dispatch.h"
+#include "k3/ops/tape.h"
 
 namespace k3::ops {
 namespace {
@@ -15,11 +17,23 @@ void check(const Tensor& x, const Tensor& y) {
   K3_CHECK(x.contiguous() && y.contiguous() && x.size() == y.size(), "{} with {}", x.shape_text(), y.shape_text());
 }
 
+void record_add(const Ctx& ctx, const Tensor& x, const Tensor& y) {
+  Tape* const tape = ctx.tape;
+  tape->record([=](const Ctx& back) {
+    if (const Tensor dy = tape->grad(y)) tape->add(back, x, dy);
+  });
+}
+
 }  // namespace
 
 void add(const Ctx& ctx, const Tensor& x, const Tensor& y) noexcept {
   check(x, y);
   if (ctx.device.is_cuda()) return cuda::add(ctx, x, y);
+  if (ctx.tape != nullptr) record_add(ctx, x, y);
+  if (y.dtype == DType::f64) {
+    for (int64_t i = 0; i < y.size(); ++i) y.as<double>()[i] += x.as<double>()[i];
+    return;
+  }
   const float* in = x.f32();
   float* out = y.f32();
   ctx.pool->parallel_for(y.size(), kGrain, [&](int64_t begin, int64_t end) {
@@ -30,7 +44,8 @@ void add(const Ctx& ctx, const Tensor& x, const Tensor& y) noexcept {
 void copy(const Ctx& ctx, const Tensor& from, const Tensor& to) noexcept {
   check(from, to);
   if (ctx.device.is_cuda()) return cuda::copy(ctx, from, to);
-  std::copy_n(from.f32(), from.size(), to.f32());
+  K3_CHECK(ctx.tape == nullptr, "copies have no gradient");
+  std::memcpy(to.data, from.data, static_cast<size_t>(from.size() * dtype_bytes(from.dtype)));
 }
 
 void gather_rows(const Ctx& ctx, const Tensor& from, std::span<const int64_t> rows, const Tensor& to) noexcept {

@@ -12,7 +12,8 @@ DType dtype_of(Scheme scheme) {
     case Scheme::f16: return DType::f16;
     case Scheme::f32:
     case Scheme::mxfp4:
-    case Scheme::i8: break;
+    case Scheme::i8:
+    case Scheme::f64: break;
   }
   return DType::f32;
 }
@@ -20,6 +21,7 @@ DType dtype_of(Scheme scheme) {
 }  // namespace
 
 void embedding(const Ctx& ctx, const Weight& table, std::span<const int32_t> ids, const Tensor& out) noexcept {
+  if (ctx.training) return embedding_train(ctx, table, ids, out);
   if (ctx.device.is_cuda()) return cuda::embedding(ctx, table, out);
   K3_CHECK(table && !scheme_has_scales(table.scheme), "embedding: the table must be f32, bf16 or f16");
   K3_CHECK(

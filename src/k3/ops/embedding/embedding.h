@@ -17,4 +17,8 @@ namespace k3::ops {
 // On a GPU the ids are those of Ctx::step; one outside the table gives a row of zeros.
 void embedding(const Ctx& ctx, const Weight& table, std::span<const int32_t> ids, const Tensor& out) noexcept;
 
+// In training (ctx.tape may be null: only forward); table and out of one dtype, f32 or f64. dtable [V, hidden] is added to.
+void embedding_train(const Ctx& ctx, const Weight& table, std::span<const int32_t> ids, const Tensor& out) noexcept;
+void embedding_vjp(const Ctx& ctx, std::span<const int32_t> ids, const Tensor& dout, const Tensor& dtable) noexcept;
+
 }  // namespace k3::ops

@@ -7,6 +7,7 @@
 #include "k3/base/numa/numa_plan.h"
 #include "k3/ops/cuda/dispatch.h"
 #include "k3/ops/gemm/linear_steps.h"
+#include "k3/ops/gemm/linear_train.h"
 #include "k3/ops/gemm/panel.h"
 
 namespace k3::ops {
@@ -208,6 +209,7 @@ void check_part(const Tensor& x, const LinearPart& p) {
 }  // namespace
 
 void linear_many(const Ctx& ctx, const Tensor& x, std::span<const LinearPart> parts) noexcept {
+  if (ctx.training) return linear_many_train(ctx, x, parts);
   if (ctx.device.is_cuda()) return cuda::linear_many(ctx, x, parts);
   if (needs_more(parts)) {
     linear_in_steps(ctx, x, parts, [&](std::span<const LinearPart> plain) { linear_many(ctx, x, plain); });

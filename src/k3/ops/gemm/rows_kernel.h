@@ -289,6 +289,7 @@ K3_VEC_INLINE void rows_any(const RowsJob& job) {
     case Scheme::f16: return rows_with<V, Decode16<V, typename V::F16>>(job);
     case Scheme::mxfp4: return rows_with<V, typename V::Mx>(job);
     case Scheme::i8: return rows_with<V, typename V::I8>(job);
+    case Scheme::f64: return;  // products of training's reference go elsewhere (matmul.h)
   }
 }
 
@@ -358,6 +359,7 @@ K3_VEC_INLINE void cols_any(const ColsJob& job) {
     case Scheme::f32: return cols_with<V, LoadF32<V>>(job);
     case Scheme::bf16: return cols_with<V, typename V::Bf16>(job);
     case Scheme::f16: return cols_with<V, typename V::F16>(job);
+    case Scheme::f64:
     case Scheme::mxfp4:
     case Scheme::i8: return;  // refused by the caller
   }

@@ -19,6 +19,7 @@ namespace k3::ops {
 inline float weight_value(const Weight& w, int64_t row, int64_t col) {
   const int64_t index = row * w.cols + col;
   switch (w.scheme) {
+    case Scheme::f64: return static_cast<float>(static_cast<const double*>(w.data)[index]);
     case Scheme::f32: return static_cast<const float*>(w.data)[index];
     case Scheme::bf16: return bf16_to_float(static_cast<const uint16_t*>(w.data)[index]);
     case Scheme::f16: return f16_to_float(static_cast<const uint16_t*>(w.data)[index]);

@@ -241,9 +241,11 @@ void kda_mix(const Ctx& ctx, const KdaMixArgs& args) noexcept {
 
 void kda_mix(const Ctx& ctx, KdaMixArgs args, const StateSlots& state, std::span<const StateExport> exports,
              const DeviceExports& device_exports) noexcept {
-  if (ctx.device.is_cuda()) return cuda::kda_mix(ctx, args, state, exports, device_exports);
+  const bool training = ctx.training;
+  if (ctx.device.is_cuda() && !training) return cuda::kda_mix(ctx, args, state, exports, device_exports);
   if (args.z_low) linear(ctx, args.z_low, args.z_up, args.kda.z.reshape({args.z_low.dim(0), args.z_up.rows}));
   if (args.gate_low) linear(ctx, args.gate_low, args.gate_up, args.gate);
+  if (training) return kda_mix_train(ctx, args);
   const Tensor& taps = *args.taps[0];
   const int64_t tail_bytes = (taps.dim(1) - 1) * taps.dim(0) * dtype_bytes(state.conv_dtype);
   std::vector<ConvTail> tails, export_tails;

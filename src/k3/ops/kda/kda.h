@@ -84,6 +84,9 @@ void kda_mix(const Ctx& ctx, const KdaMixArgs& args) noexcept;
 void kda_mix(const Ctx& ctx, KdaMixArgs args, const StateSlots& state, std::span<const StateExport> exports,
              const DeviceExports& device_exports = {}) noexcept;
 
+// In training: no slots are touched, every sequence begins afresh (kda_train.h). args.kda.q .. y as above.
+void kda_mix_train(const Ctx& ctx, const KdaMixArgs& args) noexcept;
+
 // Log decay alone, g [T, H, D] (also used by tests): exposed because it is the classic trap.
 void kda_decay_ref(const Tensor& z, const Tensor& a_log, const Tensor& dt_bias, std::optional<float> lower_bound,
                    const Tensor& g) noexcept;

@@ -9,6 +9,7 @@
 #include "k3/ops/elementwise/elementwise.h"
 #include "k3/ops/mla/mla_kernel.h"
 #include "k3/ops/mla/mla_matrix.h"
+#include "k3/ops/mla/mla_train.h"
 
 namespace k3::ops {
 namespace {
@@ -308,6 +309,13 @@ void mla(const Ctx& ctx, const MlaArgs& args) noexcept {
   if (ctx.device.is_cuda()) return cuda::mla(ctx, args);
   attend(ctx, args);
   if (args.gate) sigmoid_gate(ctx, args.gate, args.out.reshape({args.gate.dim(0), args.gate.dim(1)}));
+}
+
+void mla_mix(const Ctx& ctx, const MlaMixArgs& args) noexcept {
+  if (ctx.training) return mla_mix_train(ctx, args);
+  const MlaArgs& a = args.mla;
+  latent_append(ctx, args.kv, args.kv_norm, args.eps, a.offsets, a.history, a.caches, a.table);
+  mla(ctx, a);
 }
 
 }  // namespace k3::ops

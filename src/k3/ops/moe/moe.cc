@@ -8,6 +8,7 @@
 #include "k3/ops/gemm/linear.h"
 #include "k3/ops/gemm/panel.h"
 #include "k3/ops/moe/moe_plan.h"
+#include "k3/ops/moe/moe_train.h"
 #include "k3/ops/rms_norm/rms_norm.h"
 
 namespace k3::ops {
@@ -424,6 +425,7 @@ void moe(const Ctx& ctx, const Tensor& z, const Tensor& ids, const Tensor& weigh
 }
 
 void routed_experts(const Ctx& ctx, const RoutedExperts& args) noexcept {
+  if (ctx.training) return routed_experts_train(ctx, args);
   if (ctx.device.is_cuda()) return cuda::routed_experts(ctx, args);
   const Workspace::Scope scope(*ctx.workspace);
   const Tensor ids = ctx.workspace->tensor({args.z.dim(0), args.route.topk}, DType::i32);

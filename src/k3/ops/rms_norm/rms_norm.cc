@@ -4,6 +4,7 @@
 #include "k3/ops/cpu/vec_portable.h"
 #include "k3/ops/cuda/dispatch.h"
 #include "k3/ops/rms_norm/rms_norm_kernel.h"
+#include "k3/ops/rms_norm/rms_norm_train.h"
 
 namespace k3::ops {
 
@@ -30,6 +31,7 @@ void for_rows(const Ctx& ctx, int64_t rows, int64_t elements, const Body& body) 
 }  // namespace
 
 void rms_norm(const Ctx& ctx, const Tensor& x, const Tensor& weight, float eps, const Tensor& out) noexcept {
+  if (ctx.training) return rms_norm_train(ctx, x, weight, eps, out);
   if (ctx.device.is_cuda()) return cuda::rms_norm(ctx, x, weight, eps, out);
   K3_CHECK(x.rank == 2 && out.rank == 2 && x.dims == out.dims && weight.rank == 1 && weight.dim(0) == x.dim(1),
            "rms_norm: x {}, weight {}, out {}", x.shape_text(), weight.shape_text(), out.shape_text());

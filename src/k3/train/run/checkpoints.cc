@@ -1,0 +1,147 @@
+#include "k3/train/run/checkpoints.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <filesystem>
+
+#include "k3/base/file.h"
+#include "k3/base/json_writer.h"
+#include "k3/format/checkpoint.h"
+#include "k3/format/json/json_tree.h"
+
+namespace k3::train {
+namespace {
+
+constexpr std::string_view kPrefix = "step-";
+constexpr const char* kArrays[] = {"weights", "first", "second"};
+
+std::span<std::byte> bytes_of(const Tensor& t) {
+  return {static_cast<std::byte*>(t.data), static_cast<size_t>(t.size() * dtype_bytes(t.dtype))};
+}
+
+Status sync_folder(const std::string& folder) {
+  const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY);
+  const bool ok = fd >= 0 && ::fsync(fd) == 0;
+  if (fd >= 0) ::close(fd);
+  if (!ok) return fail(Code::unavailable, "{}: cannot be written to the disk", folder);
+  return {};
+}
+
+std::string state_json(const RunState& state) {
+  JsonWriter out(2);
+  out.begin_object();
+  out.field("step", state.step).field("best_bits_per_byte", state.best_bits_per_byte).field("best_step", state.best_step);
+  out.field("seconds", state.seconds).field("config_hash", state.config_hash);
+  out.end_object();
+  return out.text() + "\n";
+}
+
+Result<double> number(const JsonNode& node, std::string_view key) {
+  const JsonNode* const field = node.find_set(key);
+  double value = 0;
+  if (field == nullptr || !field->is_number()) return fail(Code::corrupt, "'{}' is missing", key);
+  std::from_chars(field->raw.data(), field->raw.data() + field->raw.size(), value);
+  return value;
+}
+
+}  // namespace
+
+std::string Checkpoints::path(int64_t step) const { return folder_ + "/" + std::string(kPrefix) + std::to_string(step); }
+
+Result<std::vector<int64_t>> Checkpoints::all() const {
+  std::vector<int64_t> steps;
+  std::error_code error;
+  if (!std::filesystem::exists(folder_, error)) return steps;
+  for (const auto& entry : std::filesystem::directory_iterator(folder_, error)) {
+    const std::string name = entry.path().filename().string();
+    if (!name.starts_with(kPrefix)) continue;
+    int64_t step = 0;
+    const char* const end = name.data() + name.size();
+    if (std::from_chars(name.data() + kPrefix.size(), end, step).ptr == end) steps.push_back(step);
+  }
+  if (error) return fail(Code::unavailable, "{}: {}", folder_, error.message());
+  std::sort(steps.begin(), steps.end());
+  return steps;
+}
+
+Result<std::optional<int64_t>> Checkpoints::newest() const {
+  K3_TRY_ASSIGN(const std::vector<int64_t> steps, all());
+  if (steps.empty()) return std::optional<int64_t>();
+  return std::optional<int64_t>(steps.back());
+}
+
+Result<RunState> Checkpoints::read_state(int64_t step) const {
+  const std::string file = path(step) + "/state.json";
+  K3_TRY_ASSIGN(const std::string text, read_file(file));
+  Result<JsonNode> root = parse_json(text);
+  if (!root.ok()) return fail(Code::corrupt, "{}: {}", file, root.error().message);
+  RunState state;
+  K3_TRY_ASSIGN(const double done, number(*root, "step").with_context(file));
+  K3_TRY_ASSIGN(state.best_bits_per_byte, number(*root, "best_bits_per_byte").with_context(file));
+  K3_TRY_ASSIGN(const double best, number(*root, "best_step").with_context(file));
+  K3_TRY_ASSIGN(state.seconds, number(*root, "seconds").with_context(file));
+  state.step = static_cast<int64_t>(done);
+  state.best_step = static_cast<int64_t>(best);
+  if (const JsonNode* const hash = root->find_set("config_hash")) state.config_hash = hash->text;
+  if (state.step != step) return fail(Code::corrupt, "{}: says step {} in a folder of step {}", file, state.step, step);
+  return state;
+}
+
+namespace {
+
+Status read_array(const Checkpoint& checkpoint, const char* name, const Tensor& to) {
+  K3_TRY_ASSIGN(const TensorInfo info, checkpoint.find(name));
+  if (info.dtype != to.dtype || info.dims != std::vector<int64_t>{to.size()}) {
+    return fail(Code::corrupt, "{}/{}: '{}' has {} values, this config has {}: a checkpoint of another config", checkpoint.folder(),
+                checkpoint.shard_file(info.shard), name, info.count(), to.size());
+  }
+  return checkpoint.read(name, info, bytes_of(to));
+}
+
+}  // namespace
+
+Status Checkpoints::load_weights(int64_t step, TrainWeights& weights) const {
+  K3_TRY_ASSIGN(const Checkpoint checkpoint, Checkpoint::open(path(step)));
+  return read_array(checkpoint, kArrays[0], weights.all());
+}
+
+Result<RunState> Checkpoints::load(int64_t step, TrainWeights& weights, Optimizer& optimizer) const {
+  K3_TRY_ASSIGN(RunState state, read_state(step));
+  K3_TRY_ASSIGN(const Checkpoint checkpoint, Checkpoint::open(path(step)));
+  K3_TRY(read_array(checkpoint, kArrays[0], weights.all()));
+  K3_TRY(read_array(checkpoint, kArrays[1], optimizer.first()));
+  K3_TRY(read_array(checkpoint, kArrays[2], optimizer.second()));
+  return state;
+}
+
+Status Checkpoints::save(const RunState& state, const TrainWeights& weights, const Optimizer& optimizer) const {
+  const std::string unfinished = folder_ + "/.unfinished", target = path(state.step);
+  std::error_code error;
+  std::filesystem::remove_all(unfinished, error);
+  std::filesystem::create_directories(unfinished, error);
+  if (error) return fail(Code::unavailable, "{}: {}", unfinished, error.message());
+  const Tensor arrays[] = {weights.all(), optimizer.first(), optimizer.second()};
+  std::vector<std::vector<TensorSpec>> shards;
+  for (int i = 0; i < 3; ++i) shards.push_back({{kArrays[i], weights.dtype, {weights.elements}}});
+  {
+    K3_TRY_ASSIGN(CheckpointWriter writer, CheckpointWriter::create(unfinished, std::move(shards)));
+    for (int i = 0; i < 3; ++i) K3_TRY(writer.append(kArrays[i], bytes_of(arrays[i])));
+    K3_TRY(writer.finish());
+  }
+  K3_TRY(write_file(unfinished + "/state.json", state_json(state)));
+  K3_TRY(sync_folder(unfinished));
+  std::filesystem::remove_all(target, error);
+  std::filesystem::rename(unfinished, target, error);
+  if (error) return fail(Code::unavailable, "{}: {}", target, error.message());
+  K3_TRY(sync_folder(folder_));
+  K3_TRY_ASSIGN(const std::vector<int64_t> steps, all());
+  for (const int64_t step : steps) {
+    if (step < state.step && step != state.best_step) std::filesystem::remove_all(path(step), error);
+  }
+  return {};
+}
+
+}  // namespace k3::train

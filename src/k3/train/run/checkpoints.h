@@ -1,0 +1,48 @@
+// Purpose:  where a run can be resumed: weights, optimizer state, position, written so that a kill at any moment loses no more than
+//           the steps since the last one.
+// Shapes:   the arena and its two moments as FP32 arrays; state.json: step, best evaluation, hash of the config.
+// Units:    steps.
+// Memory:   none besides the buffers of a write.
+// Threads:  one.
+// Errors:   save: disk full and the like, with the path; the older checkpoint stays as it was. load: what is truncated or does not
+//           belong to this config, with the file.
+// Source:   a checkpoint is a folder that gets its name when everything in it is on the disk; the newest whole one counts. Kept: the
+//           last and the best.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "k3/model/train_weights.h"
+#include "k3/train/run/optimizer.h"
+
+namespace k3::train {
+
+struct RunState {
+  int64_t step = 0;  // done
+  double best_bits_per_byte = 0;
+  int64_t best_step = -1;  // none yet
+  double seconds = 0;      // of training, over all parts of the run
+  std::string config_hash;
+};
+
+class Checkpoints {
+ public:
+  explicit Checkpoints(std::string folder) : folder_(std::move(folder)) {}
+
+  // Newest whole checkpoint: its step; none: the run begins.
+  Result<std::optional<int64_t>> newest() const;
+  Result<RunState> load(int64_t step, TrainWeights& weights, Optimizer& optimizer) const;
+  // Then removes those that are neither the last nor the best.
+  Status save(const RunState& state, const TrainWeights& weights, const Optimizer& optimizer) const;
+  // Weights alone.
+  Status load_weights(int64_t step, TrainWeights& weights) const;
+  Result<RunState> read_state(int64_t step) const;
+
+ private:
+  std::string path(int64_t step) const;
+  Result<std::vector<int64_t>> all() const;
+  std::string folder_;
+};
+
+}  // namespace k3::train

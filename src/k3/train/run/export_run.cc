@@ -1,0 +1,42 @@
+#include <filesystem>
+
+#include "k3/base/file.h"
+#include "k3/train/run/trainer.h"
+
+namespace k3::train {
+namespace {
+
+constexpr const char* kTokenizerFiles[] = {"tiktoken.model", "tokenizer_config.json", "generation_config.json", "chat_format.json"};
+
+}  // namespace
+
+Status export_run(const std::string& run_folder, const std::string& out_folder, int64_t step, bool best, int64_t shards) {
+  const Checkpoints checkpoints(run_folder + "/checkpoints");
+  K3_TRY_ASSIGN(const std::optional<int64_t> newest, checkpoints.newest());
+  if (!newest) return fail(Code::not_found, "{}: there is no checkpoint to export; `k3 train` writes them", run_folder);
+  if (step < 0) step = *newest;
+  if (best) {
+    K3_TRY_ASSIGN(const RunState state, checkpoints.read_state(*newest));
+    if (state.best_step < 0) return fail(Code::not_found, "{}: nothing was evaluated, so there is no best checkpoint", run_folder);
+    step = state.best_step;
+  }
+  K3_TRY_ASSIGN(const std::string json, read_file(run_folder + "/train.json", int64_t{16} << 20));
+  K3_TRY_ASSIGN(const std::string origin, read_file(run_folder + "/config_path", 1 << 16));
+  K3_TRY_ASSIGN(const TrainConfig config, parse_train_config(json, origin));
+  K3_TRY_ASSIGN(TrainWeights weights, make_train_weights(config.model, DType::f32));
+  K3_TRY(checkpoints.load_weights(step, weights));
+  std::error_code error;
+  std::filesystem::create_directories(out_folder, error);
+  if (error) return fail(Code::unavailable, "{}: {}", out_folder, error.message());
+  K3_TRY(write_train_weights(weights, out_folder, shards));
+  for (const char* const name : kTokenizerFiles) {
+    const std::string from = config.tokenizer + "/" + name;
+    if (!path_exists(from)) continue;
+    K3_TRY_ASSIGN(const std::string text, read_file(from));
+    K3_TRY(write_file(out_folder + "/" + name, text));
+  }
+  // Last: a folder without it is unfinished.
+  return write_file(out_folder + "/config.json", config.model_json);
+}
+
+}  // namespace k3::train

@@ -1,0 +1,51 @@
+// Purpose:  loss and gradients of a model for the tokens of one micro-batch.
+// Shapes:   tokens, targets [T] (-1: no loss); offsets [B + 1]: where sequences begin (documents packed one after another).
+// Units:    nats.
+// Memory:   gradients lie beside the parameters, element for element, and are added to. Activations of a micro-batch stay in the
+//           workspace until its backward; with `recompute` only the inputs of sub-layers do.
+// Threads:  one call at a time; the work inside is parallel.
+// Errors:   those of the model's forward (none with weights in memory).
+// Source:   architecture 4, training.md 7.
+#pragma once
+
+#include <span>
+
+#include "k3/model/batch.h"
+#include "k3/model/train_weights.h"
+#include "k3/ops/cross_entropy/cross_entropy.h"
+#include "k3/ops/tape.h"
+
+namespace k3::train {
+
+struct MicroBatch {
+  std::span<const int32_t> tokens, targets;
+  std::span<const int64_t> offsets;
+  const uint8_t* valid = nullptr;  // [T], 0: padding, not counted for the router's balance; null: every token counts
+};
+
+class Gradient {
+ public:
+  // `weights` stays where it is; `grads` [weights.elements] of its dtype.
+  Gradient(TrainWeights& weights, const Tensor& grads, ThreadPool& pool);
+
+  ops::Tape& tape() { return tape_; }
+  ops::Ctx& ctx() { return ctx_; }
+  // Forward and backward: gradients of scale times the summed nats.
+  ops::CrossEntropy add(const MicroBatch& batch, double scale);
+  // Forward alone.
+  ops::CrossEntropy loss(const MicroBatch& batch);
+  // The likeliest token after these.
+  int32_t likeliest(std::span<const int32_t> tokens);
+  // Logits of all tokens [T, vocab], valid until the next call.
+  Tensor logits(const MicroBatch& batch);
+
+ private:
+  Tensor forward(const MicroBatch& batch, Batch& step, std::vector<int64_t>& history);
+
+  TrainWeights& weights_;
+  Workspace workspace_;
+  ops::Tape tape_;
+  ops::Ctx ctx_;
+};
+
+}  // namespace k3::train

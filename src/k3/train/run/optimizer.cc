@@ -1,0 +1,188 @@
+#include "k3/train/run/optimizer.h"
+
+#include <algorithm>
+#include <cstring>
+#include <type_traits>
+
+#include "k3/ops/optim/grad_norm/grad_norm.h"
+#include "k3/ops/optim/qk_clip/qk_clip.h"
+#include "k3/ops/optim/quantile/quantile.h"
+#include "k3/train/schedule.h"
+
+namespace k3::train {
+
+Result<Optimizer> Optimizer::create(TrainWeights& weights, const Recipe& recipe) {
+  Optimizer out(weights, recipe);
+  const int64_t bytes = weights.elements * dtype_bytes(weights.dtype);
+  K3_TRY_ASSIGN(out.state_, Storage::allocate(2 * bytes));
+  out.first_ = Tensor(out.state_.data(), weights.dtype, {weights.elements});
+  out.second_ = Tensor(out.state_.data() + bytes, weights.dtype, {weights.elements});
+  for (size_t i = 0; i < weights.tensors.size(); ++i) out.add_tensor(i);
+  K3_TRY(out.add_layers());
+  return out;
+}
+
+// Experts of a layer lie at one stride: those of a kind are one call.
+void Optimizer::add_tensor(size_t index) {
+  const TrainTensor& t = weights_->tensors[index];
+  if (t.family->optimizer == OptimizerGroup::none || t.expert > 0) return;
+  const double decay = weight_decay(*t.family, recipe_.weight_decay);
+  const bool table = t.family->id == ParamId::embed_tokens || t.family->id == ParamId::lm_head;
+  const bool by_muon = t.family->optimizer != OptimizerGroup::adamw && recipe_.matrices != MatrixOptimizer::adamw;
+  if (!by_muon) {
+    const double lr = table ? recipe_.embedding_rate : recipe_.vector_rate;
+    const int64_t copies = t.expert == 0 ? weights_->config.num_experts : 1;
+    const int64_t stride = copies > 1 ? weights_->find(param_name(weights_->config, t.family->id, t.layer, 1))->at - t.at : 0;
+    for (int64_t e = 0; e < copies; ++e) vectors_.push_back({t.at + e * stride, t.count, lr, decay});
+    return;
+  }
+  if (t.expert == 0) {
+    const int64_t experts = weights_->config.num_experts;
+    const int64_t stride = experts > 1 ? weights_->find(param_name(weights_->config, t.family->id, t.layer, 1))->at - t.at : t.count;
+    matrices_.push_back({t.at, {experts, t.dims[0], t.dims[1], stride}, recipe_.matrix_rate, decay});
+    return;
+  }
+  if (recipe_.matrices == MatrixOptimizer::muon) {
+    matrices_.push_back({t.at, {1, t.dims[0], t.dims[1], t.count}, recipe_.matrix_rate, decay});
+    return;
+  }
+  for (const UnitsOfRows& part : ns_units(weights_->config, *t.family)) {
+    matrices_.push_back({t.at + part.first_row * t.dims[1], part.units, recipe_.matrix_rate, decay});
+  }
+}
+
+Status Optimizer::add_layers() {
+  for (const LayerWeights& layer : weights_->set.layers) {
+    if (layer.moe.router_bias) {
+      Router router;
+      router.bias = layer.moe.router_bias;
+      K3_TRY_ASSIGN(router.histogram, Storage::allocate(weights_->config.num_experts * ops::kQuantileBins * 4));
+      K3_TRY_ASSIGN(router.load, Storage::allocate(weights_->config.num_experts * 4));
+      routers_.push_back(std::move(router));
+    }
+    if (layer.mla.kv_b) {
+      attentions_.push_back({layer.mla.q ? layer.mla.q : layer.mla.q_b, layer.mla.kv_b,
+                             std::vector<double>(static_cast<size_t>(weights_->config.num_attention_heads), 0.0)});
+    }
+  }
+  return {};
+}
+
+void Optimizer::watch(ops::Tape& tape) {
+  const int64_t experts = weights_->config.num_experts;
+  for (Router& router : routers_) {
+    tape.watch(router.bias.data, "histogram", Tensor(router.histogram.data(), DType::i32, {experts, ops::kQuantileBins}));
+    tape.watch(router.bias.data, "load", Tensor(router.load.data(), DType::i32, {experts}));
+  }
+  for (Attention& attention : attentions_) {
+    tape.watch(attention.kv_b.data, "max_logit",
+               Tensor(attention.largest.data(), DType::f64, {static_cast<int64_t>(attention.largest.size())}));
+  }
+}
+
+template <class T>
+void Optimizer::apply(const ops::Ctx& ctx, const Tensor& grads, double rate, int64_t step, StepReport& report) {
+  T* const w = weights_->all().as<T>();
+  const T* const g = grads.as<T>();
+  std::vector<ops::GradTensor<T>> parts;
+  for (const TrainTensor& t : weights_->tensors) {
+    if (t.family->optimizer != OptimizerGroup::none) parts.push_back({g + t.at, t.count});
+  }
+  ops::GradNorm<T> norm;
+  std::vector<ops::AdamwTensor<T>> vectors;
+  for (const Vector& v : vectors_) {
+    vectors.push_back({w + v.at, first_.as<T>() + v.at, second_.as<T>() + v.at, g + v.at, nullptr, v.count, rate * v.lr, v.decay});
+  }
+  std::vector<ops::MuonTensor<T>> matrices;
+  for (const Matrix& m : matrices_) matrices.push_back({w + m.at, first_.as<T>() + m.at, g + m.at, nullptr, m.units, rate * m.lr, m.decay});
+  ops::AdamwOptions options;
+  options.step = step;
+  if constexpr (std::is_same_v<T, double>) {
+    ops::grad_norm_ref(parts, recipe_.clip, &norm);
+    ops::adamw_ref(vectors, options, &norm.scale);
+    ops::muon_ref(matrices, {}, &norm.scale);
+  } else {
+    ops::grad_norm(ctx, parts, recipe_.clip, &norm);
+    ops::adamw(ctx, vectors, options, &norm.scale);
+    ops::muon(ctx, matrices, {}, &norm.scale);
+  }
+  report.gradient_norm = norm.norm;
+  if (norm.bad_tensor < 0) return;
+  int32_t seen = 0;
+  for (const TrainTensor& t : weights_->tensors) {
+    if (t.family->optimizer != OptimizerGroup::none && seen++ == norm.bad_tensor) report.not_finite = &t;
+  }
+}
+
+template <class T>
+void Optimizer::clip_attention(const ops::Ctx& ctx) {
+  const Config& c = weights_->config;
+  for (Attention& attention : attentions_) {
+    ops::QkClip<T> args;
+    args.heads = c.num_attention_heads;
+    args.nope = c.qk_nope_head_dim;
+    args.rope = c.qk_rope_head_dim;
+    args.value = c.v_head_dim;
+    args.q = static_cast<T*>(const_cast<void*>(attention.q.data));
+    args.q_cols = attention.q.cols;
+    args.kv = static_cast<T*>(const_cast<void*>(attention.kv_b.data));
+    args.kv_cols = attention.kv_b.cols;
+    args.tau = recipe_.qk_clip;
+    const std::vector<T> largest(attention.largest.begin(), attention.largest.end());
+    args.max_logits = largest.data();
+    if constexpr (std::is_same_v<T, double>) {
+      ops::qk_clip_ref(args);
+    } else {
+      ops::qk_clip(ctx, args);
+    }
+  }
+}
+
+void Optimizer::balance(const ops::Ctx& ctx, StepReport& report) {
+  const int64_t experts = weights_->config.num_experts, topk = weights_->config.num_experts_per_token;
+  for (Router& router : routers_) {
+    auto* const histogram = reinterpret_cast<int32_t*>(router.histogram.data());
+    auto* const load = reinterpret_cast<int32_t*>(router.load.data());
+    const double violation = ops::load_violation(load, experts);
+    report.load_violation += violation / static_cast<double>(routers_.size());
+    report.load_violation_worst = std::max(report.load_violation_worst, violation);
+    const bool reference = router.bias.dtype == DType::f64;
+    switch (recipe_.balancing) {
+      case Balancing::quantile:
+        if (reference) {
+          ops::quantile_update_ref(experts, topk, recipe_.balancing_rate, histogram, router.bias.as<double>());
+        } else {
+          ops::quantile_update(ctx, experts, topk, recipe_.balancing_rate, histogram, router.bias.f32());
+        }
+        break;
+      case Balancing::sign:
+        if (reference) {
+          ops::sign_balance_ref(load, experts, recipe_.balancing_rate, router.bias.as<double>());
+        } else {
+          ops::sign_balance(ctx, load, experts, recipe_.balancing_rate, router.bias.f32());
+        }
+        break;
+      case Balancing::none: break;
+    }
+    std::memset(histogram, 0, static_cast<size_t>(router.histogram.size_bytes()));
+    std::memset(load, 0, static_cast<size_t>(router.load.size_bytes()));
+  }
+}
+
+StepReport Optimizer::step(const ops::Ctx& ctx, const Tensor& grads, double rate, int64_t step) {
+  StepReport report;
+  const bool reference = weights_->dtype == DType::f64;
+  reference ? apply<double>(ctx, grads, rate, step, report) : apply<float>(ctx, grads, rate, step, report);
+  for (const Attention& attention : attentions_) {
+    report.largest_logit = std::max(report.largest_logit, *std::max_element(attention.largest.begin(), attention.largest.end()));
+  }
+  if (report.not_finite == nullptr) {
+    reference ? clip_attention<double>(ctx) : clip_attention<float>(ctx);
+    balance(ctx, report);
+  }
+  for (Attention& attention : attentions_) std::fill(attention.largest.begin(), attention.largest.end(), 0.0);
+  std::memset(grads.data, 0, static_cast<size_t>(grads.size() * dtype_bytes(grads.dtype)));
+  return report;
+}
+
+}  // namespace k3::train

@@ -1,0 +1,79 @@
+// Purpose:  the optimizer of a run: which parameters Muon, AdamW and the router's balancing change, and their state.
+// Shapes:   one or two numbers a parameter, beside it: momentum (Muon) or first moment, and second moment (AdamW).
+// Units:    none.
+// Memory:   state of the size of the weights, twice.
+// Threads:  one step at a time; the work inside is parallel.
+// Errors:   none; gradients that are not finite change nothing and are reported.
+// Source:   training.md 2-4; params.h says the group of each parameter. Weights in FP64 take the double references.
+#pragma once
+
+#include <vector>
+
+#include "k3/model/train_weights.h"
+#include "k3/ops/optim/adamw/adamw.h"
+#include "k3/ops/optim/muon/muon.h"
+#include "k3/ops/tape.h"
+#include "k3/train/run/train_config.h"
+
+namespace k3::train {
+
+struct StepReport {
+  double gradient_norm = 0;
+  const TrainTensor* not_finite = nullptr;  // first parameter with such a gradient
+  double load_violation = 0;                // mean over layers of largest load / mean load - 1
+  double load_violation_worst = 0;
+  double largest_logit = 0;                 // of attention
+};
+
+class Optimizer {
+ public:
+  static Result<Optimizer> create(TrainWeights& weights, const Recipe& recipe);
+
+  // Sums that a step's forwards add to (histograms, loads, largest logits); call once.
+  void watch(ops::Tape& tape);
+  // `rate` is the schedule's factor; `step` counts from 1. Zeroes the gradients and the sums.
+  StepReport step(const ops::Ctx& ctx, const Tensor& grads, double rate, int64_t step);
+
+  const Tensor& first() const { return first_; }
+  const Tensor& second() const { return second_; }
+
+ private:
+  // A stretch of the arena that one call of an op takes.
+  struct Matrix {
+    int64_t at;
+    ops::NsUnits units;
+    double lr, decay;
+  };
+  struct Vector {
+    int64_t at, count;
+    double lr, decay;
+  };
+  struct Router {
+    Tensor bias;
+    Storage histogram, load;
+  };
+  struct Attention {
+    ops::Weight q, kv_b;
+    std::vector<double> largest;  // logit of each head
+  };
+
+  Optimizer(TrainWeights& weights, const Recipe& recipe) : weights_(&weights), recipe_(recipe) {}
+  void add_tensor(size_t index);
+  Status add_layers();
+  template <class T>
+  void apply(const ops::Ctx& ctx, const Tensor& grads, double rate, int64_t step, StepReport& report);
+  template <class T>
+  void clip_attention(const ops::Ctx& ctx);
+  void balance(const ops::Ctx& ctx, StepReport& report);
+
+  TrainWeights* weights_;
+  Recipe recipe_;
+  Storage state_;
+  Tensor first_, second_;
+  std::vector<Matrix> matrices_;
+  std::vector<Vector> vectors_;
+  std::vector<Router> routers_;
+  std::vector<Attention> attentions_;
+};
+
+}  // namespace k3::train

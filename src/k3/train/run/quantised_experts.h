@@ -1,0 +1,32 @@
+// Purpose:  routed experts as an export will store them, for quantisation-aware training: the forward reads these, the optimizer
+//           changes the masters.
+// Shapes:   beside the masters, element for element.
+// Units:    none.
+// Memory:   FP32 for the experts alone (the rest of the address range is never touched).
+// Threads:  one.
+// Errors:   create: exhausted.
+// Source:   training.md 8: straight through, so gradients of these are gradients of the masters.
+#pragma once
+
+#include "k3/model/train_weights.h"
+#include "k3/ops/tape.h"
+
+namespace k3::train {
+
+class QuantisedExperts {
+ public:
+  static Result<QuantisedExperts> create(TrainWeights& weights);
+  // The forward reads quantised experts from now on; `grads` are the masters'.
+  void attach(ops::Tape& tape, const Tensor& grads);
+  // After every step of the optimizer.
+  void refresh(const ops::Ctx& ctx);
+  bool attached() const { return attached_; }
+
+ private:
+  explicit QuantisedExperts(TrainWeights& weights) : weights_(&weights) {}
+  TrainWeights* weights_;
+  Storage copies_;
+  bool attached_ = false;
+};
+
+}  // namespace k3::train

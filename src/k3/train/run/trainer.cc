@@ -1,0 +1,322 @@
+#include "k3/train/run/trainer.h"
+
+#include <chrono>
+#include <cmath>
+#include <filesystem>
+
+#include "k3/base/file.h"
+#include "k3/base/hash/sha256.h"
+#include "k3/model/summary.h"
+#include "k3/train/run/evaluate.h"
+#include "k3/train/run/quantised_experts.h"
+#include "k3/train/run/train_flops.h"
+#include "k3/train/schedule.h"
+
+namespace k3::train {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+// Factor of all rates at a step: the schedule of the phases from the last one that begins a new schedule.
+double rate_at(const TrainConfig& config, int64_t step) {
+  const size_t phase = config.place(step).phase;
+  size_t first = phase, last = phase + 1;
+  while (first > 0 && !config.phases[first].new_schedule) --first;
+  while (last < config.phases.size() && !config.phases[last].new_schedule) ++last;
+  int64_t begin = 0;
+  for (size_t i = 0; i < first; ++i) begin += config.phases[i].steps;
+  LearningRate rate{.peak = config.phases[first].learning_rate, .warmup_share = config.recipe.warmup};
+  rate.minimum = rate.peak * config.recipe.minimum_rate;
+  for (size_t i = first; i < last; ++i) rate.total_steps += config.phases[i].steps;
+  return learning_rate(rate, step - begin);
+}
+
+bool due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
+
+}  // namespace
+
+struct Trainer::Impl {
+  Impl(const TrainConfig& config_, RunOptions options_, ThreadPool& pool_, TrainWeights weights_)
+      : config(config_), options(std::move(options_)), pool(pool_), checkpoints(options.folder + "/checkpoints"), weights(std::move(weights_)) {}
+
+  Status open();
+  Status open_data();
+  Status resume();
+  Result<PackedBatches> batches_of(size_t phase);
+  Status enter_phase(size_t phase);
+  Result<StepRecord> step();
+  Status evaluate_all();
+  Status write_samples();
+  Status save();
+  Result<RunSummary> run();
+
+  TrainConfig config;
+  RunOptions options;
+  ThreadPool& pool;
+  Checkpoints checkpoints;
+  TrainWeights weights;
+  Storage gradient_memory;
+  Tensor grads;
+  std::unique_ptr<Gradient> gradient;
+  std::unique_ptr<Optimizer> optimizer;
+  std::unique_ptr<QuantisedExperts> quantised;
+  DataManifest manifest;
+  std::vector<std::unique_ptr<TokenShards>> shards;
+  std::vector<std::pair<std::string, EvalWindows>> held_out;
+  std::unique_ptr<Sampler> sampler;
+  std::unique_ptr<RunLog> log;
+  std::optional<PackedBatches> batches;
+  size_t phase = static_cast<size_t>(-1);
+  RunState state;
+  int64_t resumed = 0;
+  double flops_per_token = 0;
+  PackedBatch batch;
+  std::vector<uint8_t> valid;
+};
+
+Status Trainer::Impl::open_data() {
+  K3_TRY_ASSIGN(manifest, load_manifest(config.data));
+  if (manifest.vocab > config.model.vocab_size) {
+    return fail(Code::invalid_argument, "{}: ids up to {}, but the model's vocabulary has {}; set vocab_size", config.data, manifest.vocab - 1,
+                config.model.vocab_size);
+  }
+  K3_TRY_ASSIGN(Sampler made, Sampler::create(config.tokenizer));
+  sampler = std::make_unique<Sampler>(std::move(made));
+  const auto open = [&](const SourceInfo& info) -> Result<const TokenShards*> {
+    K3_TRY_ASSIGN(TokenShards source, TokenShards::open(config.data, manifest, info));
+    shards.push_back(std::make_unique<TokenShards>(std::move(source)));
+    return shards.back().get();
+  };
+  for (const SourceInfo& info : manifest.sources) {
+    if (info.split != Split::valid) continue;
+    const auto& wanted = config.evaluate_sources;
+    if (!wanted.empty() && std::find(wanted.begin(), wanted.end(), info.name) == wanted.end()) continue;
+    K3_TRY_ASSIGN(const TokenShards* const source, open(info));
+    K3_TRY_ASSIGN(EvalWindows windows, EvalWindows::create(*source, manifest.pad, 1024, config.evaluate_tokens));
+    held_out.emplace_back(info.name, std::move(windows));
+  }
+  for (const std::string& name : config.evaluate_sources) {
+    if (manifest.find(name, Split::valid) != nullptr) continue;
+    return fail(Code::not_found, "evaluate_sources: {} has no held-out source '{}'; there are: {}", config.data, name, manifest.names(Split::valid));
+  }
+  // Every phase is tried now, not when its turn comes.
+  for (size_t p = 0; p < config.phases.size(); ++p) {
+    if (config.phases[p].steps > 0) K3_TRY(batches_of(p));
+  }
+  return {};
+}
+
+Result<PackedBatches> Trainer::Impl::batches_of(size_t p) {
+  const Phase& wanted = config.phases[p];
+  PackOptions pack;
+  for (const SourceShare& source : wanted.sources) {
+    const SourceInfo* const info = manifest.find(source.name, Split::train);
+    if (info == nullptr) {
+      return fail(Code::not_found, "phases[{}]: {} has no source '{}'; there are: {}", p, config.data, source.name, manifest.names(Split::train));
+    }
+    const TokenShards* known = nullptr;
+    for (const auto& opened : shards) {
+      if (opened->info().name == info->name && opened->info().split == Split::train) known = opened.get();
+    }
+    if (known == nullptr) {
+      K3_TRY_ASSIGN(TokenShards opened, TokenShards::open(config.data, manifest, *info));
+      shards.push_back(std::make_unique<TokenShards>(std::move(opened)));
+      known = shards.back().get();
+    }
+    pack.mixture.push_back({known, source.weight, source.share, source.learn_all});
+  }
+  pack.seq_tokens = wanted.sequence_tokens;
+  pack.tokens_per_step = wanted.tokens_per_step;
+  pack.micro_batches = wanted.micro_batches;
+  pack.seed = config.seed;
+  pack.phase = p;
+  pack.pad = manifest.pad;
+  return PackedBatches::create(std::move(pack)).with_context("phases[" + std::to_string(p) + "]");
+}
+
+Status Trainer::Impl::resume() {
+  state.config_hash = sha256_hex(config.json);
+  K3_TRY_ASSIGN(const std::optional<int64_t> newest, checkpoints.newest());
+  if (!newest) {
+    draw_train_weights(weights, config.seed, pool);
+    K3_TRY(write_file(options.folder + "/config_path", std::filesystem::absolute(config.path).string()));
+    return write_file(options.folder + "/train.json", config.json);
+  }
+  const std::string hash = state.config_hash;
+  K3_TRY_ASSIGN(state, checkpoints.load(*newest, weights, *optimizer));
+  if (state.config_hash != hash) {
+    return fail(Code::invalid_argument, "{}: this run was begun with another config ({}/train.json); resume it with that one, or take another folder",
+                options.folder, options.folder);
+  }
+  resumed = state.step;
+  return {};
+}
+
+Status Trainer::Impl::open() {
+  K3_TRY(open_data());
+  std::error_code error;
+  std::filesystem::create_directories(options.folder, error);
+  if (error) return fail(Code::unavailable, "{}: {}", options.folder, error.message());
+  K3_TRY_ASSIGN(gradient_memory, Storage::allocate(weights.elements * dtype_bytes(weights.dtype)));
+  grads = Tensor(gradient_memory.data(), weights.dtype, {weights.elements});
+  gradient = std::make_unique<Gradient>(weights, grads, pool);
+  gradient->tape().recompute = config.recompute;
+  K3_TRY_ASSIGN(Optimizer made, Optimizer::create(weights, config.recipe));
+  optimizer = std::make_unique<Optimizer>(std::move(made));
+  optimizer->watch(gradient->tape());
+  K3_TRY(resume());
+  const TrainFlops flops = train_flops(config.model);
+  flops_per_token = flops.per_token;
+  RunFacts facts;
+  facts.title = std::filesystem::path(config.path).stem().string();
+  facts.config_json = config.json;
+  facts.device = "cpu";
+  facts.parameters = flops.parameters;
+  facts.active_parameters = flops.active_parameters;
+  facts.total_steps = config.total_steps();
+  K3_TRY_ASSIGN(RunLog opened, RunLog::open(options.folder, resumed, facts));
+  log = std::make_unique<RunLog>(std::move(opened));
+  return {};
+}
+
+Status Trainer::Impl::enter_phase(size_t p) {
+  const Phase& now = config.phases[p];
+  K3_TRY_ASSIGN(batches, batches_of(p));
+  if (now.mxfp4_experts && !quantised) {
+    K3_TRY_ASSIGN(QuantisedExperts made, QuantisedExperts::create(weights));
+    quantised = std::make_unique<QuantisedExperts>(std::move(made));
+    quantised->attach(gradient->tape(), grads);
+    quantised->refresh(gradient->ctx());
+  }
+  gradient->ctx().mxfp8_experts = now.mxfp8_activations;
+  phase = p;
+  return {};
+}
+
+Result<StepRecord> Trainer::Impl::step() {
+  const Clock::time_point start = Clock::now();
+  const TrainConfig::Place place = config.place(state.step);
+  if (place.phase != phase) K3_TRY(enter_phase(place.phase));
+  const Phase& now = config.phases[phase];
+  const int64_t in_phase = state.step - place.first_step;
+  // Micro-batches of chat differ in how many tokens have a loss: gradients of sums are added and divided by the step's tokens, which
+  // is one factor for all, so it is left to the end: the clip sees the mean's gradient.
+  std::vector<PackedBatch> micros(static_cast<size_t>(now.micro_batches));
+  int64_t loss_tokens = 0;
+  for (int64_t m = 0; m < now.micro_batches; ++m) {
+    batches->fill(in_phase, m, micros[static_cast<size_t>(m)]);
+    loss_tokens += micros[static_cast<size_t>(m)].loss_tokens;
+  }
+  StepRecord record;
+  double nats = 0;
+  for (const PackedBatch& micro : micros) {
+    valid.assign(micro.tokens.size(), 1);
+    for (size_t i = 0; i < micro.tokens.size(); ++i) valid[i] = micro.tokens[i] != manifest.pad || micro.targets[i] >= 0 ? 1 : 0;
+    nats += gradient->add({micro.tokens, micro.targets, micro.offsets, valid.data()}, 1.0 / static_cast<double>(std::max<int64_t>(1, loss_tokens))).nats;
+    record.tokens += static_cast<int64_t>(micro.tokens.size());
+  }
+  record.loss = nats / static_cast<double>(std::max<int64_t>(1, loss_tokens));
+  record.learning_rate = rate_at(config, state.step);
+  const StepReport report = optimizer->step(gradient->ctx(), grads, record.learning_rate, state.step + 1);
+  if (report.not_finite != nullptr || !std::isfinite(record.loss)) {
+    return fail(Code::exhausted,
+                "step {}: {} is not a number{}; nothing was changed by this step. A lower learning rate, a smaller clip or another seed may help; "
+                "the run can be resumed from its last checkpoint",
+                state.step + 1, std::isfinite(record.loss) ? "a gradient" : "the loss",
+                report.not_finite != nullptr ? " (first in " + report.not_finite->name + ")" : std::string());
+  }
+  if (quantised) quantised->refresh(gradient->ctx());
+  ++state.step;
+  record.step = state.step;
+  record.phase = now.name;
+  record.gradient_norm = report.gradient_norm;
+  record.load_violation = report.load_violation;
+  record.load_violation_worst = report.load_violation_worst;
+  record.largest_logit = report.largest_logit;
+  record.flops = flops_per_token * static_cast<double>(record.tokens);
+  record.seconds = seconds_since(start);
+  state.seconds += record.seconds;
+  return record;
+}
+
+Status Trainer::Impl::evaluate_all() {
+  double bits = 0, bytes = 0;
+  for (const auto& [name, windows] : held_out) {
+    EvaluationRecord record = evaluate(*gradient, windows, 4);
+    record.step = state.step;
+    record.source = name;
+    bits += record.bits_per_byte * static_cast<double>(record.bytes);
+    bytes += static_cast<double>(record.bytes);
+    K3_TRY(log->add(record));
+    if (options.on_evaluation) options.on_evaluation(record);
+  }
+  if (bytes > 0 && (state.best_step < 0 || bits / bytes < state.best_bits_per_byte)) {
+    state.best_bits_per_byte = bits / bytes;
+    state.best_step = state.step;
+  }
+  return {};
+}
+
+Status Trainer::Impl::write_samples() {
+  for (const auto& [kind, prompt] : {std::pair{"text", config.sample.text}, std::pair{"chat", config.sample.chat}}) {
+    if (prompt.empty()) continue;
+    SampleRecord record{state.step, kind, prompt, ""};
+    K3_TRY_ASSIGN(record.text, sampler->write(*gradient, kind, prompt, config.sample.tokens));
+    K3_TRY(log->add(record));
+    if (options.on_sample) options.on_sample(record);
+  }
+  return {};
+}
+
+Status Trainer::Impl::save() {
+  K3_TRY(checkpoints.save(state, weights, *optimizer));
+  K3_TRY(log->write_report());
+  if (options.on_checkpoint) options.on_checkpoint(state.step);
+  return {};
+}
+
+Result<RunSummary> Trainer::Impl::run() {
+  const Clock::time_point start = Clock::now();
+  const int64_t total = config.total_steps();
+  RunSummary summary;
+  int64_t saved = state.step == resumed && resumed > 0 ? resumed : -1;
+  while (state.step < total) {
+    const bool out_of_time = options.stop_after_seconds > 0 && seconds_since(start) >= options.stop_after_seconds;
+    if (out_of_time || (options.stop != nullptr && options.stop->load())) break;
+    K3_TRY_ASSIGN(const StepRecord record, step());
+    summary.last_loss = record.loss;
+    K3_TRY(log->add(record));
+    if (options.on_step) options.on_step(record, total);
+    const bool last = state.step == total;
+    // Evaluated before it is saved: the best one is to be kept.
+    if (due(config.evaluate_every, state.step) || last) K3_TRY(evaluate_all());
+    if (due(config.sample_every, state.step) || last) K3_TRY(write_samples());
+    if (due(config.checkpoint_every, state.step) || last || state.step == state.best_step) {
+      K3_TRY(save());
+      saved = state.step;
+    }
+  }
+  if (saved != state.step) K3_TRY(save());
+  summary.steps = state.step;
+  summary.finished = state.step == total;
+  summary.seconds = state.seconds;
+  return summary;
+}
+
+Trainer::Trainer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Trainer::~Trainer() = default;
+
+Result<std::unique_ptr<Trainer>> Trainer::create(const TrainConfig& config, const RunOptions& options, ThreadPool& pool) {
+  K3_TRY_ASSIGN(TrainWeights weights, make_train_weights(config.model, DType::f32));
+  auto impl = std::make_unique<Impl>(config, options, pool, std::move(weights));
+  K3_TRY(impl->open());
+  return std::unique_ptr<Trainer>(new Trainer(std::move(impl)));
+}
+
+int64_t Trainer::resumed_step() const { return impl_->resumed; }
+int64_t Trainer::parameters() const { return train_flops(impl_->config.model).parameters; }
+Result<RunSummary> Trainer::run() { return impl_->run(); }
+
+}  // namespace k3::train
