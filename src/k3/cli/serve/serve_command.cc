@@ -86,7 +86,7 @@ Result<RunNeeds> run_needs(const ServeOptions& o) {
   needs.sequences = o.max_running;
   needs.logit_rows = o.max_running;
   if (o.compute.device == "cpu") {
-    if (e.pool_bytes > 0) needs.cache_bytes = e.pool_bytes + e.host_bytes;
+    if (e.pool_bytes > 0) needs.cache_bytes = e.host_bytes > INT64_MAX - e.pool_bytes ? INT64_MAX : e.pool_bytes + e.host_bytes;
     return needs;
   }
   needs.chunk_tokens = e.step_tokens;
