@@ -23,19 +23,21 @@ Status forward(const ops::Ctx& ctx, const Config& config, const WeightSource& so
   const Tensor bank = ctx.workspace->tensor({blocks, tokens, hidden}, ctx.activation());
   int64_t banked = 0;
   Tensor pending;  // the last sub-layer's output, not yet in the prefix
-  // What stands before a sub-layer: its input is mixed from the banked rows and the prefix, and normed.
+  // What stands before a sub-layer: its input is mixed from the banked rows and the prefix, and normed. The sub-layer's first products
+  // compute it.
   const auto site = [&](const Tensor& query, const Tensor& norm, bool starts_block) {
-    ops::attn_res_site(ctx, {.delta = pending,
-                             .prefix = prefix,
-                             .bank_to = starts_block ? bank.at(banked) : Tensor(),
-                             .blocks = bank.slice(0, banked),
-                             .query = query,
-                             .norm = norm,
-                             .eps = eps,
-                             .out = mixed});
+    const ops::AttnResSite out = {.delta = pending,
+                                 .prefix = prefix,
+                                 .bank_to = starts_block ? bank.at(banked) : Tensor(),
+                                 .blocks = bank.slice(0, banked),
+                                 .query = query,
+                                 .norm = norm,
+                                 .eps = eps,
+                                 .out = mixed};
     pending = {};
     // The raw layer input is banked, not the mix.
     if (starts_block) ++banked;
+    return out;
   };
 
   if (source.stream != nullptr) source.stream->begin_step(tokens);
@@ -46,20 +48,20 @@ Status forward(const ops::Ctx& ctx, const Config& config, const WeightSource& so
     const LayerCache& cache = batch.caches[static_cast<size_t>(l)];
 
     const bool starts_block = res && l % block == 0;
-    site(w.attention_res_query, w.input_norm, starts_block);
+    const ops::AttnResSite attention = site(w.attention_res_query, w.input_norm, starts_block);
     // The sum restarts from the attention output alone.
     const Tensor& attended = starts_block ? prefix : delta;
     switch (config.attention[static_cast<size_t>(l)]) {
-      case AttentionKind::kda: kda_layer(ctx, config, w.kda, batch, cache, mixed, attended); break;
-      case AttentionKind::mla: mla_layer(ctx, config, w.mla, batch, cache, mixed, attended); break;
+      case AttentionKind::kda: kda_layer(ctx, config, w.kda, batch, cache, attention, attended); break;
+      case AttentionKind::mla: mla_layer(ctx, config, w.mla, batch, cache, attention, attended); break;
     }
     if (!starts_block) pending = delta;
 
-    site(w.mlp_res_query, w.post_attention_norm, false);
+    const ops::AttnResSite mlp = site(w.mlp_res_query, w.post_attention_norm, false);
     if (config.is_moe(l)) {
-      K3_TRY(moe_layer(ctx, config, w.moe, l, source.stream, mixed, delta));
+      K3_TRY(moe_layer(ctx, config, w.moe, l, source.stream, mlp, delta));
     } else {
-      mlp_layer(ctx, activation_of(config), w.mlp, mixed, delta);
+      mlp_layer(ctx, activation_of(config), w.mlp, mlp, delta);
     }
     pending = delta;
   }
