@@ -29,8 +29,6 @@ void mla_layer(const ops::Ctx& ctx, const Config& config, const MlaWeights& w, c
   }
 
   // The step's latents go into the cache first; attention reads history and step alike from there.
-  ops::latent_append(ctx, kv, w.kv_a_norm, latent_eps, batch.offsets, batch.history, cache.pages, cache.table);
-
   const Tensor o = scratch(heads * value);
   ops::MlaArgs args;
   args.q = q.reshape({tokens, heads, query_width});
@@ -45,6 +43,9 @@ void mla_layer(const ops::Ctx& ctx, const Config& config, const MlaWeights& w, c
   args.table = cache.table;
   args.out = o.reshape({tokens, heads, value});
   args.gate = gate;
+  args.kv = kv;
+  args.kv_norm = w.kv_a_norm;
+  args.kv_eps = latent_eps;
   ops::mla(ctx, args);
   ops::linear(ctx, o, w.o, out);
 }

@@ -39,6 +39,9 @@ struct MlaArgs {
   PagedTable table;  // instead of caches on a GPU
   Tensor out;
   Tensor gate;  // [T, H * value]: out is multiplied by its sigmoid; empty: none
+  // Not empty: latent_append with these first (what a GPU does in the same launch).
+  Tensor kv, kv_norm;
+  float kv_eps = 0;
   MlaForm form = MlaForm::automatic;
 };
 
