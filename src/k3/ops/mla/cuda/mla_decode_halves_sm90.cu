@@ -18,7 +18,7 @@ namespace {
 constexpr int kN = 96, kMine = kN / 2, kThreads = 640, kColumns = 5;  // kColumns: blocks of a tile, the shared key first
 constexpr int kQueryBlock = kN * 128, kInbox = kMine * 64 * 4, kPBytes = kN * 128, kPHalf = kMine * 128, kMetaBytes = 256;
 
-// Arrivals at the barrier of p: of one thread for the warpgroup, behind a barrier of its own (racecheck: of all of them).
+// Arrivals at the barriers of p and of the sums: of one thread for the warpgroup, behind a barrier of its own (racecheck: of all of them).
 constexpr uint32_t kPArrivals = kWarpArrivals == 32 ? 128 : 1;
 
 constexpr int kRing = 14, kPAt = kColumns * kQueryBlock, kInboxAt = kPAt + 2 * kPBytes, kRingAt = kInboxAt + 2 * kInbox;
@@ -240,6 +240,8 @@ __device__ void score_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared, ch
         p.parts.splits[worker] = {s.request * p.config.row_tiles + s.row_tile,
                                   mla_last_worker(s.at, s.tiles, w.share) - worker + 1};
       }
+    } else if (kPArrivals > 1) {
+      mbar_arrive(bars.sums_full());
     }
   }
   if ((number & 1) == group) {
@@ -336,7 +338,7 @@ __global__ void __launch_bounds__(kThreads, 1) decode(const __grid_constant__ Ml
     }
     mbar_init(bars.query_full(), 1);
     mbar_init(bars.query_empty(), 8);
-    mbar_init(bars.sums_full(), 1);
+    mbar_init(bars.sums_full(), kPArrivals);
     mbar_init_fence();
   }
   pdl_wait();

@@ -74,32 +74,6 @@ void absorbed(const Ctx& ctx, const ops::MlaArgs& args) {
   ctx.gpu->note(mla_values_cuda(v, ctx.stream), "mla values");
 }
 
-// Append, absorb, decode and values in one launch.
-void fused(const Ctx& ctx, const ops::MlaArgs& args, const MlaFusedConfig& config) {
-  const Workspace::Scope scope(*ctx.workspace);
-  MlaFused f;
-  f.append = append_of(args.kv, args.kv_norm, args.kv_eps);
-  f.q = args.q.data;
-  f.q_stride = args.q.stride(0);
-  f.kv_b = args.kv_b.data;
-  f.lengths = ctx.step->lengths;
-  f.offsets = ctx.step->offsets;
-  f.tokens = args.q.dim(0);
-  f.heads = args.q.dim(1);
-  f.pages = pages_of(args.table);
-  if (args.gate) {
-    f.gate = args.gate.data;
-    f.gate_stride = args.gate.stride(0);
-  }
-  f.out = args.out.data;
-  f.out_stride = args.out.stride(0);
-  f.workspace = ctx.workspace->bytes(mla_fused_workspace_bytes(config));
-  const Result<void*> counters = ctx.gpu->zeroed(kFusedCounters * static_cast<int64_t>(sizeof(int32_t)));
-  if (!counters.ok()) end_exhausted(counters.error().message);
-  f.counters = static_cast<int32_t*>(*counters);
-  ctx.gpu->note(mla_fused_cuda(f, ctx.stream), "mla fused");
-}
-
 void expanded(const Ctx& ctx, const ops::MlaArgs& args) {
   const Workspace::Scope scope(*ctx.workspace);
   const int64_t tokens = args.q.dim(0), heads = args.q.dim(1), keys = ctx.step->keys;
@@ -155,6 +129,32 @@ void plain(const Ctx& ctx, const ops::MlaArgs& args) {
   a.out = args.out.data;
   a.out_stride = args.out.stride(0);
   ctx.gpu->note(mla_any_dims_cuda(a, ctx.stream), "mla of any size");
+}
+
+// Append, absorb, decode and values in one launch.
+void fused(const Ctx& ctx, const ops::MlaArgs& args, const MlaFusedConfig& config) {
+  const Workspace::Scope scope(*ctx.workspace);
+  MlaFused f;
+  f.append = append_of(args.kv, args.kv_norm, args.kv_eps);
+  f.q = args.q.data;
+  f.q_stride = args.q.stride(0);
+  f.kv_b = args.kv_b.data;
+  f.lengths = ctx.step->lengths;
+  f.offsets = ctx.step->offsets;
+  f.tokens = args.q.dim(0);
+  f.heads = args.q.dim(1);
+  f.pages = pages_of(args.table);
+  if (args.gate) {
+    f.gate = args.gate.data;
+    f.gate_stride = args.gate.stride(0);
+  }
+  f.out = args.out.data;
+  f.out_stride = args.out.stride(0);
+  f.workspace = ctx.workspace->bytes(mla_fused_workspace_bytes(config));
+  const Result<void*> counters = ctx.gpu->zeroed(kFusedCounters * static_cast<int64_t>(sizeof(int32_t)));
+  if (!counters.ok()) end_exhausted(counters.error().message);
+  f.counters = static_cast<int32_t*>(*counters);
+  ctx.gpu->note(mla_fused_cuda(f, ctx.stream), "mla fused");
 }
 
 }  // namespace
