@@ -28,6 +28,16 @@ LatentPages pages_of(const PagedTable& table) {
           .table_stride = table.table_stride};
 }
 
+LatentAppend append_of(const Tensor& kv, const Tensor& norm_weight, float eps) {
+  LatentAppend a;
+  a.kv = kv.data;
+  a.kv_stride = kv.stride(0);
+  a.norm_weight = norm_weight.data;
+  a.norm_f32 = norm_weight.dtype == DType::f32;
+  a.eps = eps;
+  return a;
+}
+
 void absorbed(const Ctx& ctx, const ops::MlaArgs& args) {
   const Workspace::Scope scope(*ctx.workspace);
   const int64_t tokens = args.q.dim(0), heads = args.q.dim(1);
@@ -136,17 +146,38 @@ void plain(const Ctx& ctx, const ops::MlaArgs& args) {
   ctx.gpu->note(mla_any_dims_cuda(a, ctx.stream), "mla of any size");
 }
 
+// Append, absorb, decode and values in one launch.
+void fused(const Ctx& ctx, const ops::MlaArgs& args, const MlaFusedConfig& config) {
+  const Workspace::Scope scope(*ctx.workspace);
+  MlaFused f;
+  f.append = append_of(args.kv, args.kv_norm, args.kv_eps);
+  f.q = args.q.data;
+  f.q_stride = args.q.stride(0);
+  f.kv_b = args.kv_b.data;
+  f.lengths = ctx.step->lengths;
+  f.offsets = ctx.step->offsets;
+  f.tokens = args.q.dim(0);
+  f.heads = args.q.dim(1);
+  f.pages = pages_of(args.table);
+  if (args.gate) {
+    f.gate = args.gate.data;
+    f.gate_stride = args.gate.stride(0);
+  }
+  f.out = args.out.data;
+  f.out_stride = args.out.stride(0);
+  f.workspace = ctx.workspace->bytes(mla_fused_workspace_bytes(config));
+  const Result<void*> counters = ctx.gpu->zeroed(kFusedCounters * static_cast<int64_t>(sizeof(int32_t)));
+  if (!counters.ok()) end_exhausted(counters.error().message);
+  f.counters = static_cast<int32_t*>(*counters);
+  ctx.gpu->note(mla_fused_cuda(f, ctx.stream), "mla fused");
+}
+
 }  // namespace
 
 void latent_append(const Ctx& ctx, const Tensor& kv, const Tensor& norm_weight, float eps, const PagedTable& table) noexcept {
   K3_CHECK(kv.dtype == DType::bf16 && kv.dim(1) == table.width, "latent_append on a GPU: {} {}", dtype_name(kv.dtype), kv.shape_text());
   if (kv.dim(0) == 0) return;
-  LatentAppend a;
-  a.kv = kv.data;
-  a.kv_stride = kv.stride(0);
-  a.norm_weight = norm_weight.data;
-  a.norm_f32 = norm_weight.dtype == DType::f32;
-  a.eps = eps;
+  LatentAppend a = append_of(kv, norm_weight, eps);
   a.tokens = kv.dim(0);
   a.batch = ctx.step->sequences;
   a.offsets = ctx.step->offsets;
@@ -164,6 +195,9 @@ void mla(const Ctx& ctx, const ops::MlaArgs& args) noexcept {
            args.q.shape_text());
   if (args.q.dim(0) == 0) return;
   const bool known = args.nope == 128 && args.rope == 64 && args.value == kValue && args.rank == kLatent;
+  const MlaFusedConfig config = mla_fused_config(args.q.dim(1), args.q.dim(0), ctx.step->sequences, device_info());
+  if (known && args.kv && config.usable) return fused(ctx, args, config);
+  if (args.kv) latent_append(ctx, args.kv, args.kv_norm, args.kv_eps, args.table);
   if (known && (ctx.deterministic || ctx.step->longest <= kAbsorbedTokens)) return absorbed(ctx, args);  // with the gate
   known ? expanded(ctx, args) : plain(ctx, args);
   if (args.gate) cuda::sigmoid_gate(ctx, args.gate, args.out.reshape({args.gate.dim(0), args.gate.dim(1)}));

@@ -119,6 +119,40 @@ TEST(MlaConfig, EveryRowHasATile) {
   }
 }
 
+TEST(MlaFused, EveryTileHasOneBlock) {
+  for (const int blocks : {1, 7, 114, 132}) {
+    for (int tiles = 1; tiles <= 3000; tiles += 1 + tiles / 40) {
+      const int share = mla_fused_share(tiles, blocks);
+      ASSERT_GE(share * blocks, tiles) << tiles << " " << blocks;
+      ASSERT_LE(share, std::max(2, (tiles + blocks - 1) / blocks));
+    }
+  }
+  EXPECT_EQ(mla_fused_share(64, 132), 1);
+  EXPECT_EQ(mla_fused_share(65, 132), 2);
+  EXPECT_EQ(mla_fused_share(512, 132), 4);
+}
+
+TEST(MlaFused, ForOneSequenceOfUpTo32Rows) {
+  for (const auto& [heads, tokens, tile, units] : {std::tuple{12, 1, 16, 1}, {16, 1, 16, 1}, {12, 2, 32, 1}, {17, 1, 32, 2}, {32, 1, 32, 2}, {4, 8, 32, 1}}) {
+    const MlaFusedConfig c = mla_fused_config(heads, tokens, 1, hopper());
+    EXPECT_TRUE(c.usable) << heads << " " << tokens;
+    EXPECT_EQ(c.row_tile, tile);
+    EXPECT_EQ(c.units, units);
+    EXPECT_GE(c.units * c.blocks, 8 * heads);
+  }
+  EXPECT_FALSE(mla_fused_config(33, 1, 1, hopper()).usable);
+  EXPECT_FALSE(mla_fused_config(12, 3, 1, hopper()).usable);
+  EXPECT_FALSE(mla_fused_config(1, 9, 1, hopper()).usable);
+  EXPECT_FALSE(mla_fused_config(12, 1, 2, hopper()).usable);
+  DeviceInfo d = hopper();
+  d.sm_count = 100;  // the keys of 32 heads do not fit beside each other
+  EXPECT_FALSE(mla_fused_config(32, 1, 1, d).usable);
+  d.sm_count = 114;  // those of 16 in the place of a query of 32 rows
+  EXPECT_EQ(mla_fused_config(16, 1, 1, d).row_tile, 32);
+  d.capability = 80;
+  EXPECT_FALSE(mla_fused_config(12, 1, 1, d).usable);
+}
+
 TEST(MlaConfig, OtherDevicesTakeThePlainPath) {
   DeviceInfo d = hopper();
   d.capability = 80;
