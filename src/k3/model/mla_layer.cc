@@ -9,7 +9,7 @@
 namespace k3 {
 
 void mla_layer(const ops::Ctx& ctx, const Config& config, const MlaWeights& w, const Batch& batch, const LayerCache& cache,
-               const Tensor& x, const Tensor& out) {
+               const ops::AttnResSite& x, const Tensor& out) {
   const Workspace::Scope scope(*ctx.workspace);
   const int64_t tokens = batch.token_count(), heads = config.num_attention_heads;
   const int64_t query_width = config.qk_nope_head_dim + config.qk_rope_head_dim, value = config.v_head_dim;

@@ -41,6 +41,7 @@ void gather_rows(const Ctx&, const Tensor&, std::span<const int64_t>, const Tens
 void sigmoid_gate(const Ctx&, const Tensor&, const Tensor&) noexcept { never(); }
 void glu(const Ctx&, const Tensor&, const Tensor&, const ops::Glu&, const Tensor&) noexcept { never(); }
 void linear_many(const Ctx&, const Tensor&, std::span<const ops::LinearPart>) noexcept { never(); }
+void linear_many(const Ctx&, const ops::AttnResSite&, std::span<const ops::LinearPart>) noexcept { never(); }
 void linear_two(const Ctx&, const ops::LinearOne&, const ops::LinearOne&) noexcept { never(); }
 void routed_experts(const Ctx&, const ops::RoutedExperts&) noexcept { never(); }
 void kda_mix(const Ctx&, const ops::KdaMixArgs&, const StateSlots&, std::span<const StateExport>, const DeviceExports&) noexcept { never(); }

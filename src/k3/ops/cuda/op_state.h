@@ -43,6 +43,9 @@ class OpState {
   // Device memory that is zero at first and that its users leave as they want to find it. Grows, never while a graph is captured:
   // a step runs before it is.
   Result<void*> zeroed(int64_t bytes);
+  // Zero between launches, of all that have a site in front; null: no memory. First asked for before a graph is captured.
+  uint32_t* site_counter();
+  uint32_t* claim_counter();  // likewise, of kernels whose blocks take work as they finish
   // Who wants to see what each router chooses (ids [T, topk] on the device, once the kernel has run); no graphs then.
   std::function<void(const Tensor& ids)> on_routes;
 
@@ -54,6 +57,7 @@ class OpState {
 
   bool trace_ = false;
   std::optional<GemmPlans> plans_;
+  Storage counter_;
   std::vector<Storage> zeroed_;  // the last is in use; those before may be named in graphs
   std::string without_plans_;
   CudaStatus first_;
