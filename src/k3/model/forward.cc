@@ -39,7 +39,7 @@ Result<int64_t> run_layers(const ops::Ctx& ctx, const Config& config, const Weig
                             .norm = norm,
                             .eps = eps,
                             .out = mixed};
-    if (ctx.training) {  // a sub-layer may be computed again, its site not
+    if (ctx.tape != nullptr) {  // a sub-layer may be computed again, its site not
       ops::attn_res_site(ctx, out);
       out = {.out = mixed};
     }
