@@ -1,9 +1,11 @@
 // train, export.
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <csignal>
+#include <iterator>
 
 #include "k3/base/json_writer.h"
 #include "k3/base/progress.h"
@@ -16,15 +18,29 @@
 namespace k3::cli {
 namespace {
 
+constexpr int kEnds[] = {SIGINT, SIGTERM, SIGHUP};
 std::atomic<bool> g_stop{false};
-void on_stop(int) { g_stop = true; }
+bool g_say = false;
+struct sigaction g_former[std::size(kEnds)];
 
 // Ctrl-C and the system's polite end: the step is finished and a checkpoint written; a second one ends at once.
-void catch_stop() {
+void on_stop(int) {
+  g_stop = true;
+  for (size_t i = 0; i < std::size(kEnds); ++i) sigaction(kEnds[i], &g_former[i], nullptr);
+  constexpr std::string_view kText = "\nk3: stopping after this step, with a checkpoint; once more ends at once\n";
+  if (g_say && ::write(STDERR_FILENO, kText.data(), kText.size()) < 0) g_say = false;
+}
+
+void catch_stop(bool say) {
+  g_say = say;
   struct sigaction action = {};
   action.sa_handler = on_stop;
-  action.sa_flags = SA_RESETHAND;
-  for (const int number : {SIGINT, SIGTERM, SIGHUP}) sigaction(number, &action, nullptr);
+  action.sa_flags = SA_RESTART;
+  for (size_t i = 0; i < std::size(kEnds); ++i) {
+    sigaction(kEnds[i], nullptr, &g_former[i]);
+    // nohup, background jobs of a script: what they ignore stays ignored.
+    if (g_former[i].sa_handler != SIG_IGN) sigaction(kEnds[i], &action, nullptr);
+  }
 }
 
 std::string duration(double seconds) {
@@ -110,7 +126,7 @@ Status train_command(const TrainOptions& options) {
                  static_cast<long long>(config.total_steps()), pool.size(),
                  trainer->resumed_step() > 0 ? fmt::format("; resumed after step {}", trainer->resumed_step()).c_str() : "");
   }
-  catch_stop();
+  catch_stop(!options.quiet && ::isatty(STDERR_FILENO) == 1);
   K3_TRY_ASSIGN(const train::RunSummary summary, trainer->run());
   screen.finish();
   print_summary(options, summary);
