@@ -169,7 +169,7 @@ def hostile_configs():
     for key in ("sequence_tokens", "tokens_per_step"):
         refused(phase(key, 0), key)
     refused(lambda c: c["phases"][0].update(sequence_tokens=1 << 20, tokens_per_step=1 << 20, micro_batches=1, sources=[dict(name="nowhere")]), "nowhere")
-    refused(lambda c: c["phases"][0].update(sequence_tokens=1 << 24, tokens_per_step=1 << 34, micro_batches=1), "tokens")
+    refused(lambda c: c["phases"][0].update(sequence_tokens=1 << 24, tokens_per_step=1 << 34, micro_batches=1), "memory")
     refused(lambda c: [p.update(steps=0) for p in c["phases"]], "no phase has steps")
     refused(lambda c: c.update(phases=[]), "phases")
     refused(lambda c: c["phases"][0].update(sources=[]), "sources")
