@@ -11,6 +11,7 @@
 #include "k3/base/progress.h"
 #include "k3/base/threads.h"
 #include "k3/base/units.h"
+#include "k3/base/utf8.h"
 #include "k3/cli/common.h"
 #include "k3/cli/train/train_options.h"
 #include "k3/train/run/trainer.h"
@@ -50,6 +51,19 @@ std::string duration(double seconds) {
   return fmt::format("{}:{:02} h", s / 3600, s / 60 % 60);
 }
 
+// What an untrained model writes, on one line and without a terminal's commands.
+std::string on_one_line(const std::string& text) {
+  std::string out;
+  for (const char c : utf8_repair(text)) {
+    if (c == '\n') {
+      out += "\\n";
+    } else {
+      out += static_cast<unsigned char>(c) < 0x20 || c == 0x7F ? '?' : c;
+    }
+  }
+  return out;
+}
+
 // A line every few seconds, a bar between them on a terminal.
 class Screen {
  public:
@@ -74,7 +88,7 @@ class Screen {
     if (!options_.quiet) line(fmt::format("{:>8} {}: {:.4f} bits per byte, {:.4f} nats a token", r.step, r.source, r.bits_per_byte, r.nats_per_token));
   }
   void sample(const train::SampleRecord& r) {
-    if (!options_.quiet) line(fmt::format("{:>8} {} -> {}", r.step, r.prompt, r.text));
+    if (!options_.quiet) line(fmt::format("{:>8} {} -> {}", r.step, on_one_line(r.prompt), r.text.empty() ? "(nothing)" : on_one_line(r.text)));
   }
   void finish() { bar_.reset(); }
 
