@@ -20,7 +20,8 @@ def _struct(name, fields):
 KdaPrefill = _struct("K3KdaPrefill", [(n, I64) for n in ("tokens", "heads", "sequences", "longest")] + [(n, P) for n in "qkvz"] +
                      [(n + "_stride", I64) for n in "qkvz"] + [("b", P), ("b_stride", I64), ("b_f32", I32), ("bounded", I32), ("lower_bound", F),
                       ("state_bf16", I32), ("a_log", P), ("dt_bias", P), ("offsets", P), ("states", P), ("slot_stride", I64), ("start", P), ("to", P),
-                      ("exports", P), ("export_count", I64), ("out", P), ("out_stride", I64), ("workspace", P), ("pairs", I32), ("segment", I64)])
+                      ("exports", P), ("export_count", I64), ("out", P), ("out_stride", I64), ("workspace", P), ("pairs", I32), ("segment", I64),
+                      ("export_every", I32)])
 KdaWeights = _struct("KdaWeights", [("taps", P * 3), ("a_log", P), ("dt_bias", P), ("norm", P), ("lower_bound", F), ("norm_eps", F), ("heads", I32)])
 KdaRows = _struct("KdaRows", [("x", P * 3), ("x_stride", I64 * 3)] + sum([[(n, P), (n + "_stride", I64)] for n in ("z", "gate", "beta", "out")], []))
 KdaSlots = _struct("KdaSlots", [("state", P), ("state_stride", I64), ("conv", P), ("conv_stride", I64), ("slots", P), ("state_bf16", I32), ("conv_bf16", I32)])

@@ -20,6 +20,9 @@ namespace k3::ops {
 
 struct AttnResSite;
 struct KdaMixArgs;
+struct KdaTrainArgs;
+struct KdaTrainSaved;
+struct KdaTrainGrads;
 struct MlaArgs;
 struct LinearPart;
 struct LinearOne;
@@ -66,6 +69,10 @@ void linear_many(const Ctx& ctx, const Tensor& x, std::span<const ops::LinearPar
 void linear_two(const Ctx& ctx, const ops::LinearOne& a, const ops::LinearOne& b) noexcept;
 void kda_mix(const Ctx& ctx, const ops::KdaMixArgs& args, const StateSlots& state, std::span<const StateExport> exports,
              const DeviceExports& device_exports) noexcept;
+Status kda_train_supported(int64_t heads, int64_t dim, int64_t taps);
+void kda_train_forward(const Ctx& ctx, const ops::KdaTrainArgs& args, const Tensor& y, ops::KdaTrainSaved* saved) noexcept;
+void kda_train_vjp(const Ctx& ctx, const ops::KdaTrainArgs& args, const ops::KdaTrainSaved& saved, const Tensor& dy,
+                   const ops::KdaTrainGrads& grads) noexcept;
 void latent_append(const Ctx& ctx, const Tensor& kv, const Tensor& norm_weight, float eps, const PagedTable& table) noexcept;
 void mla(const Ctx& ctx, const ops::MlaArgs& args) noexcept;
 void router(const Ctx& ctx, const Tensor& logits, const Tensor& bias, const ops::RouterOptions& options, const Tensor& ids,

@@ -44,6 +44,9 @@ void linear_many(const Ctx&, const Tensor&, std::span<const ops::LinearPart>) no
 void linear_two(const Ctx&, const ops::LinearOne&, const ops::LinearOne&) noexcept { never(); }
 void routed_experts(const Ctx&, const ops::RoutedExperts&) noexcept { never(); }
 void kda_mix(const Ctx&, const ops::KdaMixArgs&, const StateSlots&, std::span<const StateExport>, const DeviceExports&) noexcept { never(); }
+Status kda_train_supported(int64_t, int64_t, int64_t) { never(); }
+void kda_train_forward(const Ctx&, const ops::KdaTrainArgs&, const Tensor&, ops::KdaTrainSaved*) noexcept { never(); }
+void kda_train_vjp(const Ctx&, const ops::KdaTrainArgs&, const ops::KdaTrainSaved&, const Tensor&, const ops::KdaTrainGrads&) noexcept { never(); }
 void latent_append(const Ctx&, const Tensor&, const Tensor&, float, const PagedTable&) noexcept { never(); }
 void mla(const Ctx&, const ops::MlaArgs&) noexcept { never(); }
 void router(const Ctx&, const Tensor&, const Tensor&, const ops::RouterOptions&, const Tensor&, const Tensor&) noexcept { never(); }

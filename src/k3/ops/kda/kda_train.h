@@ -4,11 +4,11 @@
 //           dt_bias [H * D]; norm [D]; offsets [B + 1]: where the packed sequences start, empty ones allowed; states
 //           [B, H, Dv = D, Dk = D], V-first as kda.h has them. All contiguous; D at most 256.
 //           On the CPU everything is F32 (chunks of 16 tokens), or everything F64 (the reference). On a GPU activations and
-//           their gradients are BF16 (b and db may be F32), parameters, parameter gradients and states F32, D a multiple of 16.
+//           their gradients are BF16 (b and db may be F32), parameters, parameter gradients and states F32, D at most 128.
 // Units:    decay g as natural logarithm, as in kda.h.
-// Memory:   y and the gradients of activations are overwritten (each may lie where its input lies); gradients of parameters
-//           are added to. KdaTrainSaved lies in ctx.workspace of the forward and lives as long as the caller's scope there:
-//           FP32 states every kKdaTrainStride tokens, T / 64 + B of them a head. Everything else is recomputed: the vjp must be
+// Memory:   y and the gradients of activations are overwritten (each may lie where its input lies; on a GPU not dq_in, dk_in and
+//           dv_in); gradients of parameters are added to. KdaTrainSaved lies in ctx.workspace of the forward and lives as long as the caller's scope there:
+//           states every kKdaTrainStride tokens, T / 64 + B of them a head. Everything else is recomputed: the vjp must be
 //           given the same arguments. Scratch from the workspace, given back.
 // Threads:  parallel over (sequence, head) inside; every sum has one order, whatever the thread count.
 // Errors:   K3_CHECK on shapes; kda_train_supported says beforehand what a device cannot do. An empty sequence passes its
@@ -17,7 +17,7 @@
 //           beta, delta rule, then y = RMSNorm_head(o) * norm * sigmoid(gate). State and window start afresh at each offset.
 //           The reference is a plain recurrence a token and its plain reverse, in double; it is checked by finite differences.
 //           Tolerance of the F32 form against it, norm ratio of each tensor: 1e-5 (training.md 14.1). da_log is a sum that
-//           cancels: 1e-5 of the sum of its |terms|. On a GPU: kernels.md 9, row "KDA backward".
+//           cancels: 1e-5 of the sum of its |terms|. On a GPU: train/cuda/kda_train_cuda.h.
 #pragma once
 
 #include <optional>

@@ -13,7 +13,7 @@ struct K3KdaExport { /* the state after `tokens` tokens of the pass of `sequence
   int32_t sequence, tokens, slot;
 };
 
-enum { K3_KDA_MAX_EXPORTS = 64 }; /* of one sequence in one pass; the ones at later positions would not be written */
+enum { K3_KDA_MAX_EXPORTS = 256 }; /* of one sequence in one pass; the ones at later positions would not be written */
 
 struct K3KdaPrefill {
   int64_t tokens, heads, sequences;
@@ -40,6 +40,9 @@ struct K3KdaPrefill {
   void* workspace; /* kda_prefill_workspace_bytes: the maps of pieces */
   int32_t pairs;   /* 1: two blocks a (sequence, head) share the work on its chunks */
   int64_t segment; /* tokens of a piece (a multiple of 16), 0: sequences are not split */
+  /* not 0: in the place of `exports`, the state after n * export_every tokens of sequence s goes to slot
+   * offsets[s] / export_every + s + n, n from 1 to the sequence's end */
+  int32_t export_every;
 };
 
 /* cudaError_t, 0 when it was launched. Chooses the kernel as kda_prefill_cuda does; workspace of k3_kda_prefill_workspace

@@ -17,6 +17,17 @@ struct KdaCuts {
 
 // The exports of one sequence with begin < tokens <= end, sorted. All `threads` threads of the block; ends with a barrier.
 __device__ inline void kda_load_cuts(const K3KdaPrefill& a, int sequence, int begin, int end, KdaCuts& cuts, int threads) {
+  if (a.export_every > 0) {
+    const int before = begin / a.export_every, wanted = end / a.export_every - before;
+    const int count = wanted < K3_KDA_MAX_EXPORTS ? wanted : K3_KDA_MAX_EXPORTS;
+    if (threadIdx.x == 0) cuts.count = count;
+    for (int i = static_cast<int>(threadIdx.x); i < count; i += threads) {
+      cuts.tokens[i] = (before + i + 1) * a.export_every;
+      cuts.slots[i] = a.offsets[sequence] / a.export_every + sequence + before + i + 1;
+    }
+    __syncthreads();
+    return;
+  }
   if (threadIdx.x == 0) cuts.count = 0;
   __syncthreads();
   const auto mine = [&](const K3KdaExport& e) { return e.sequence == sequence && e.tokens > begin && e.tokens <= end; };

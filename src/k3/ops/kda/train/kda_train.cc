@@ -163,14 +163,14 @@ Status kda_train_supported(const Ctx& ctx, int64_t heads, int64_t dim, int64_t t
     return fail(Code::unsupported, "KDA with {} heads of {} and {} taps cannot be trained: heads may be 1 to {} wide with 1 to {} taps",
                 heads, dim, taps, kMostWidth, kTrainMaxTaps);
   }
-  if (ctx.device.is_cuda()) return fail(Code::unsupported, "KDA cannot be trained on a GPU");
-  return {};
+  return ctx.device.is_cuda() ? cuda::kda_train_supported(heads, dim, taps) : Status();
 }
 
 void kda_train_forward(const Ctx& ctx, const KdaTrainArgs& args, const Tensor& y, KdaTrainSaved* saved) noexcept {
   check(args);
   const Sizes n(args);
   check_tensor(y, args.q_in.dtype, {n.tokens, n.heads * n.dim}, "y");
+  if (ctx.device.is_cuda()) return cuda::kda_train_forward(ctx, args, y, saved);
   if (args.q_in.dtype == DType::f64) return kda_train_forward_ref(args, y);
   K3_CHECK(args.q_in.dtype == DType::f32, "kda_train: activations of dtype {} on the CPU", dtype_name(args.q_in.dtype));
   const int64_t padded = kda_train_padded(n.dim), scratch_floats = kda_train_scratch_floats(n.dim);
@@ -190,6 +190,7 @@ void kda_train_forward(const Ctx& ctx, const KdaTrainArgs& args, const Tensor& y
 void kda_train_vjp(const Ctx& ctx, const KdaTrainArgs& args, const KdaTrainSaved& saved, const Tensor& dy,
                    const KdaTrainGrads& grads) noexcept {
   check(args, dy, grads);
+  if (ctx.device.is_cuda()) return cuda::kda_train_vjp(ctx, args, saved, dy, grads);
   if (args.q_in.dtype == DType::f64) return kda_train_vjp_ref(args, dy, grads);
   K3_CHECK(args.q_in.dtype == DType::f32, "kda_train: activations of dtype {} on the CPU", dtype_name(args.q_in.dtype));
   const Sizes n(args);

@@ -36,7 +36,6 @@ K3_VEC_INLINE void train_pair_rows(const KdaTrainChunk& c, int64_t padded, int64
   K3_UNROLL
   for (int r = 0; r < kRows; ++r) {
     const int64_t at = (row + r) * kTrainChunk + column;
-    V::store(c.kk + at, keys[r]);
     V::store(c.l + at, V::mul(keys[r], V::set(c.beta[row + r])));
     V::store(c.p + at, queries[r]);
   }
@@ -53,7 +52,7 @@ void train_pairs(const KdaTrainChunk& c, int64_t padded, float* w) {
   }
 }
 
-// u and o of one vector of value columns; read_k becomes v - Kp S0, read_q becomes o.
+// u and o of one vector of value columns; read_q becomes o.
 template <class V>
 K3_VEC_INLINE void train_solve_columns(const KdaTrainChunk& c, int64_t padded, int64_t j) {
   using F = typename V::F;
@@ -61,9 +60,7 @@ K3_VEC_INLINE void train_solve_columns(const KdaTrainChunk& c, int64_t padded, i
   F u[kC];
   K3_UNROLL
   for (int r = 0; r < kC; ++r) {
-    const F delta = V::sub(V::load(c.v + r * padded + j), V::load(c.read_k + r * padded + j));
-    V::store(c.read_k + r * padded + j, delta);
-    u[r] = V::mul(V::set(c.beta[r]), delta);
+    u[r] = V::mul(V::set(c.beta[r]), V::sub(V::load(c.v + r * padded + j), V::load(c.read_k + r * padded + j)));
   }
   K3_UNROLL
   for (int i = 0; i < kC; ++i) {

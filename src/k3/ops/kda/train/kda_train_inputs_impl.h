@@ -16,13 +16,13 @@ constexpr float kTrainL2Eps = 1e-6F;  // added to the sum of squares, not to the
 
 struct KdaTrainChunk {
   float *qp, *kp;                              // scale qn e^G, kn e^G; one [32, padded] array
-  float *read_q, *read_k;                      // what they read of the state, one array: later outputs o and v - Kp S0
+  float *read_q, *read_k;                      // what they read of the state, one array; the first: later outputs o
   float *kn, *qs, *decay, *ke, *v, *u;         // qs = scale qn; decay e^g; ke = kn e^{G_C - G}
   float *slope[3], *gate_slope, *a_log_slope;  // of SiLU at q, k, v; dg / dz; dg / da_log
   float* state;                                // [padded, padded] K-first: before the chunk
   float *keep, *factor;                        // [padded] e^{G_C} (Decay)
-  float *l, *kk, *p;                           // 16 x 16, zero above the diagonal: beta kk; keys with keys; queries with keys
-  float *beta, *q_factor, *k_factor, *beta_slope;
+  float *l, *p;                                // 16 x 16: beta times keys with keys, queries with keys; below the diagonal, P also on it
+  float *beta, *beta_slope, *q_factor, *k_factor;  // beta_slope: 1 - beta
   int64_t first, tokens;
 };
 
@@ -40,7 +40,7 @@ K3_VEC_INLINE KdaTrainChunk train_chunk(float*& s, int64_t padded) {
   s += kTrainChunk * padded;  // spare
   c.state = take(padded * padded);
   for (float** p : {&c.keep, &c.factor}) *p = take(padded);
-  for (float** p : {&c.l, &c.kk, &c.p}) *p = take(kTrainChunk * kTrainChunk);
+  for (float** p : {&c.l, &c.p}) *p = take(kTrainChunk * kTrainChunk);
   for (float** p : {&c.beta, &c.q_factor, &c.k_factor, &c.beta_slope}) *p = take(kTrainChunk);
   return c;
 }
@@ -185,7 +185,7 @@ void train_inputs(const KdaTrainRun& run, const KdaTrainChunk& c, const float* t
   for (int64_t r = 0; r < kTrainChunk; r += V::kWidth) {
     const SigmoidPair<V> s = sigmoid_pair<V>(V::load(b + r));
     V::store(c.beta + r, s.plus);
-    V::store(c.beta_slope + r, V::mul(s.plus, s.minus));
+    V::store(c.beta_slope + r, s.minus);
   }
   for (int64_t r = 0; r < c.tokens; ++r) train_token<V>(run, c, taps, r, padded);
   for (int64_t r = c.tokens; r < kTrainChunk; ++r) {

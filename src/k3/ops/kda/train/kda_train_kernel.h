@@ -60,9 +60,9 @@ struct KdaTrainKernels {
 };
 extern const KdaTrainKernels kKdaTrainPortable, kKdaTrainAvx2, kKdaTrainAvx512;
 
-// Arrays of one chunk: 16 of [16, padded], a state, five of 16 x 16 and a few rows (KdaTrainChunk).
+// Arrays of one chunk: 16 of [16, padded], a state, two of 16 x 16 and a few rows (KdaTrainChunk).
 constexpr int64_t kda_train_chunk_floats(int64_t padded) {
-  return 16 * kTrainChunk * padded + padded * padded + 2 * padded + 3 * kTrainChunk * kTrainChunk + 4 * kTrainChunk;
+  return 16 * kTrainChunk * padded + padded * padded + 2 * padded + 2 * kTrainChunk * kTrainChunk + 4 * kTrainChunk;
 }
 // Four chunks; a state and its gradient, both transposed; taps; what only one chunk of the vjp needs (KdaTrainBack).
 constexpr int64_t kda_train_scratch_floats(int64_t dim) {

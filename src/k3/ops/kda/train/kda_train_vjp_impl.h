@@ -24,7 +24,7 @@ struct KdaTrainBack {
   float *d_power, *d_sum;               // [padded]: gradient of e^{G_C}, and it times e^{G_C}
   float* d_pre[3];                      // [16 + K - 1, padded]: also of the tokens after the chunk
   float *taps, *sums;
-  float d_beta[kTrainChunk];
+  float d_beta[kTrainChunk];            // of the logits
 };
 
 K3_VEC_INLINE KdaTrainBack train_back(const KdaTrainRun& run, float* s, int64_t padded) {
@@ -120,21 +120,20 @@ void train_back_state(const KdaTrainChunk& c, const KdaTrainBack& b, int64_t pad
   train_product<V>({c.qp, 1, padded, 2 * kC}, padded, b.d_o, padded, b.d_state, {c.keep, c.factor});
 }
 
-// d_l becomes beta dL (M of train_back_pairs) and d_beta is set.
+// d_l becomes beta dL, and d_beta is set. u = beta e, so that dbeta = dR . e and what beta's logit gets is (1 - beta) dR . u.
 template <class V>
 K3_VEC_INLINE void train_back_beta(const KdaTrainChunk& c, KdaTrainBack& b, int64_t padded) {
   for (int64_t r = 0; r < kTrainChunk; ++r) {
     typename V::F sum = V::zero();
     for (int64_t j = 0; j < padded; j += V::kWidth) {
-      sum = V::fma(V::load(b.d_r + r * padded + j), V::load(c.read_k + r * padded + j), sum);
+      sum = V::fma(V::load(b.d_r + r * padded + j), V::load(c.u + r * padded + j), sum);
     }
-    float d = V::sum(sum);
-    for (int64_t i = 0; i < r; ++i) {
-      float& x = b.d_l[r * kTrainChunk + i];
-      d -= x * c.kk[r * kTrainChunk + i];
-      x *= -c.beta[r];
+    b.d_beta[r] = V::sum(sum) * c.beta_slope[r];
+    const typename V::F turn = V::set(-c.beta[r]);
+    for (int64_t i = 0; i < kTrainChunk; i += V::kWidth) {
+      float* at = b.d_l + r * kTrainChunk + i;
+      V::store(at, V::mul(V::load(at), turn));
     }
-    b.d_beta[r] = d;
   }
 }
 
@@ -231,7 +230,7 @@ void train_back_inputs(const KdaTrainRun& run, const KdaTrainChunk& c, const Kda
       V::store(bias, V::add(V::load(bias), dz));
       V::store(decay, V::fma(dg, V::load(c.a_log_slope + at + j), V::load(decay)));
     }
-    run.db[(c.first + r) * run.heads] = b.d_beta[r] * c.beta_slope[r];
+    run.db[(c.first + r) * run.heads] = b.d_beta[r];
   }
 }
 
