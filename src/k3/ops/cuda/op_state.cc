@@ -31,6 +31,15 @@ Result<void*> OpState::zeroed(int64_t bytes) {
   return static_cast<void*>(zeroed_.back().data());
 }
 
+Result<void*> OpState::product_workspace(int64_t bytes) {
+  if (product_workspace_.size_bytes() < bytes) {
+    int device = 0;
+    cudaGetDevice(&device);
+    K3_TRY_ASSIGN(product_workspace_, Storage::allocate_on(Device{device}, bytes));
+  }
+  return static_cast<void*>(product_workspace_.data());
+}
+
 void OpState::trace(const char* what) {
   std::fprintf(stderr, "%s", what);
   std::fflush(stderr);

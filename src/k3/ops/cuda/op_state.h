@@ -43,6 +43,8 @@ class OpState {
   // Device memory that is zero at first and that its users leave as they want to find it. Grows, never while a graph is captured:
   // a step runs before it is.
   Result<void*> zeroed(int64_t bytes);
+  // Scratch of cuBLASLt for the products of training: one, they follow each other on a stream.
+  Result<void*> product_workspace(int64_t bytes);
   // Who wants to see what each router chooses (ids [T, topk] on the device, once the kernel has run); no graphs then.
   std::function<void(const Tensor& ids)> on_routes;
 
@@ -54,6 +56,7 @@ class OpState {
 
   bool trace_ = false;
   std::optional<GemmPlans> plans_;
+  Storage product_workspace_;
   std::vector<Storage> zeroed_;  // the last is in use; those before may be named in graphs
   std::string without_plans_;
   CudaStatus first_;

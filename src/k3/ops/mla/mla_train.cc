@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "k3/ops/cpu/vec_apply.h"
+#include "k3/ops/cuda/train_dispatch.h"
 #include "k3/ops/gemm/linear_train.h"
 #include "k3/ops/gemm/matmul.h"
 #include "k3/ops/rms_norm/rms_norm_train.h"
