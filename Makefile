@@ -8,11 +8,12 @@ PREFIX ?= /usr/local
 FUZZ_SECONDS ?= 60
 BROWSER ?= 1
 
-.PHONY: help run test test-slow bench-micro fuzz build release setup setup-web setup-fuzz venv install clean
+.PHONY: help run train-demo test test-slow bench-micro fuzz build release setup setup-web setup-fuzz venv install clean
 
 help:
 	@echo "make run [PROMPT='...']   install packages, build, answer a prompt with the model in the repository"
 	@echo "make test                 install packages (with a browser, unless BROWSER=0), build, run the whole test suite"
+	@echo "make train-demo           train a small model from the texts in data/demo and ask it (about 10 minutes on two cores)"
 	@echo "make test-slow            the tests that take long"
 	@echo "make bench-micro          the speed of each op, a JSON line a case (BENCH_ARGS='--filter mxfp4')"
 	@echo "make fuzz                 fuzz every parser for $(FUZZ_SECONDS) s each (FUZZ_SECONDS=...)"
@@ -43,6 +44,10 @@ build: venv
 
 run: release
 	@build/release/k3 run $(MODEL) -p "$(PROMPT)" --temperature 0
+
+# Raw text to a model that answers, in about ten minutes on two cores; build/demo keeps everything, a second call goes on.
+train-demo: release
+	@tools/train_demo.sh build/release/k3 build/demo
 
 test: setup-web build
 	@ctest --preset dev -j$(JOBS)

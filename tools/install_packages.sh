@@ -8,7 +8,7 @@ for group in "$@"; do
     build) packages="$packages g++ make cmake ninja-build ccache mold pkg-config libfmt-dev libspdlog-dev libsimdjson-dev
       nlohmann-json3-dev libcli11-dev libxxhash-dev libzstd-dev libpcre2-dev libedit-dev liburing-dev
       libboost1.81-dev prometheus-cpp-dev liblmdb-dev
-      libgtest-dev libgmock-dev librapidcheck-dev libbenchmark-dev python3 python3-venv git" ;;
+      libgtest-dev libgmock-dev librapidcheck-dev libbenchmark-dev zstd python3 python3-venv git" ;;
     web) packages="$packages chromium chromium-driver" ;;
     fuzz) packages="$packages clang libfuzzer-14-dev libclang-rt-14-dev" ;;
     *) echo "install_packages.sh: unknown group $group" >&2; exit 2 ;;

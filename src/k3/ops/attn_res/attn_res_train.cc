@@ -28,20 +28,13 @@ Sources<T> sources_of(const Tensor& blocks, const Tensor& prefix, int64_t t) {
   return out;
 }
 
-template <class T>
-T dot(const T* a, const T* b, int64_t n) {
-  T sum = 0;
-  for (int64_t i = 0; i < n; ++i) sum += a[i] * b[i];
-  return sum;
-}
-
 // p, and for the backward the product q . V_j and r_j.
 template <class T>
 void weights_of(const Sources<T>& v, const T* query, float eps, int64_t hidden, T* p, T* products, T* inverse) {
   T top = -std::numeric_limits<T>::infinity(), sum = 0;
   for (int64_t j = 0; j < v.count; ++j) {
-    products[j] = dot(query, v.rows[j], hidden);
-    inverse[j] = T{1} / std::sqrt(dot(v.rows[j], v.rows[j], hidden) / static_cast<T>(hidden) + static_cast<T>(eps));
+    products[j] = dot_rows(query, v.rows[j], hidden);
+    inverse[j] = T{1} / std::sqrt(dot_rows(v.rows[j], v.rows[j], hidden) / static_cast<T>(hidden) + static_cast<T>(eps));
     p[j] = products[j] * inverse[j];
     top = std::max(top, p[j]);
   }
@@ -85,7 +78,7 @@ void mix_vjp(const Ctx& ctx, const Tensor& blocks, const Tensor& prefix, const T
       weights_of(v, q, eps, hidden, p, products, inverse);
       const T* const d = dm.as<T>() + t * hidden;
       T mean = 0;
-      for (int64_t j = 0; j < v.count; ++j) mean += p[j] * (along[j] = dot(d, v.rows[j], hidden));
+      for (int64_t j = 0; j < v.count; ++j) mean += p[j] * (along[j] = dot_rows(d, v.rows[j], hidden));
       for (int64_t j = 0; j < v.count; ++j) {
         const T ds = p[j] * (along[j] - mean) * inverse[j];
         const T back = ds * products[j] * inverse[j] * inverse[j] / static_cast<T>(hidden);

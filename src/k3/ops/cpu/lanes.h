@@ -37,6 +37,7 @@ struct LanesPortable : VecPortable {
   static K3_VEC_INLINE F load_f16(const uint16_t* p) {
     return F{f16_to_float(p[0]), f16_to_float(p[1]), f16_to_float(p[2]), f16_to_float(p[3])};
   }
+  static K3_VEC_INLINE F inverse(F x) { return set(1.0F) / x; }  // 1 / x of normal x, within 1 ulp
   // a where n == 0, else b.
   static K3_VEC_INLINE F where_zero(F n, F a, F b) { return n == zero() ? a : b; }
   static K3_VEC_INLINE F with_lane(F a, int64_t lane, float x) {

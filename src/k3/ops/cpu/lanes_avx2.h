@@ -20,6 +20,7 @@ struct Lanes256 : Vec256 {
   static K3_VEC_INLINE F load_f16(const uint16_t* p) {
     return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
   }
+  static K3_VEC_INLINE F inverse(F x) { return _mm256_div_ps(_mm256_set1_ps(1.0F), x); }
   static K3_VEC_INLINE F where_zero(F n, F a, F b) {
     return _mm256_blendv_ps(b, a, _mm256_cmp_ps(n, _mm256_setzero_ps(), _CMP_EQ_OQ));
   }

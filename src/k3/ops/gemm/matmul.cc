@@ -9,8 +9,8 @@
 namespace k3::ops {
 namespace {
 
-constexpr int64_t kDepth = 256;       // of a pass: panels of a and b stay in the first two caches
-constexpr int64_t kTaskRows = 6;      // tiles of a task
+constexpr int64_t kDepth = 256;   // of a pass: the panel of b stays in the second cache
+constexpr int64_t kTaskRows = 8;  // tiles of a task
 constexpr int64_t kTaskCols = 4;
 
 struct Matrix {
@@ -26,20 +26,6 @@ Matrix view(const Tensor& t, Op op) {
 const MatmulKernel& kernel_of(Isa isa) {
   if (isa >= Isa::avx512) return kMatmulAvx512;
   return isa == Isa::avx2 ? kMatmulAvx2 : kMatmulPortable;
-}
-
-// to[k][lanes] from `count` lanes that lie `lane` apart, each of `depth` elements `step` apart; zeros beyond count.
-void pack(const float* from, int64_t lane, int64_t step, int64_t count, int64_t depth, int64_t lanes, float* to) {
-  if (lane == 1) {
-    for (int64_t k = 0; k < depth; ++k) {
-      std::copy_n(from + k * step, count, to + k * lanes);
-      std::fill_n(to + k * lanes + count, lanes - count, 0.0F);
-    }
-    return;
-  }
-  for (int64_t i = 0; i < lanes; ++i) {
-    for (int64_t k = 0; k < depth; ++k) to[k * lanes + i] = i < count ? from[i * lane + k * step] : 0.0F;
-  }
 }
 
 struct Sizes {
@@ -63,32 +49,36 @@ struct Tiles {
         across((size.cols + kTaskCols * kernel.cols - 1) / (kTaskCols * kernel.cols)) {}
 };
 
-int64_t room_floats(const MatmulKernel& kernel) { return kDepth * (kTaskRows * kernel.rows + kTaskCols * kernel.cols); }
+int64_t room_floats(const MatmulKernel& kernel) { return kDepth * kTaskCols * kernel.cols; }
 
-// The tiles of one task; `room` holds the packed panels of a and b.
+// The tiles of one task; `room` holds columns of b that do not lie as the kernel reads them.
 void task_f32(const MatmulKernel& kernel, const Matrix& a, const Matrix& b, const Sizes& size, const Tensor& c, bool accumulate,
               int64_t first_row, int64_t first_col, float* room) {
   const int64_t end_row = std::min(size.rows, first_row + kTaskRows * kernel.rows);
   const int64_t end_col = std::min(size.cols, first_col + kTaskCols * kernel.cols);
-  float* const panel_a = room;
-  float* const panel_b = room + kDepth * kTaskRows * kernel.rows;
   for (int64_t k = 0; k == 0 || k < size.depth; k += kDepth) {
     const int64_t depth = std::min(kDepth, size.depth - k);
-    for (int64_t r = first_row; r < end_row; r += kernel.rows) {
-      pack(a.at(r, k), a.row, a.col, std::min(kernel.rows, end_row - r), depth, kernel.rows, panel_a + (r - first_row) * depth);
-    }
     for (int64_t j = first_col; j < end_col; j += kernel.cols) {
-      pack(b.at(k, j), b.col, b.row, std::min(kernel.cols, end_col - j), depth, kernel.cols, panel_b + (j - first_col) * depth);
-    }
-    for (int64_t j = first_col; j < end_col; j += kernel.cols) {
+      const int64_t cols = std::min(kernel.cols, end_col - j);
+      const float* columns = b.at(k, j);
+      int64_t step = b.row;
+      if (b.col != 1 || cols < kernel.cols) {
+        float* const panel = room + (j - first_col) * kDepth;
+        kernel.pack(columns, b.col, b.row, cols, depth, panel);
+        columns = panel;
+        step = kernel.cols;
+      }
       for (int64_t r = first_row; r < end_row; r += kernel.rows) {
-        kernel.tile({.a = panel_a + (r - first_row) * depth,
-                     .b = panel_b + (j - first_col) * depth,
+        kernel.tile({.a = a.at(r, k),
+                     .a_row = a.row,
+                     .a_step = a.col,
+                     .b = columns,
+                     .b_step = step,
                      .depth = depth,
                      .c = c.f32() + r * c.stride(0) + j,
                      .stride = c.stride(0),
                      .rows = std::min(kernel.rows, end_row - r),
-                     .cols = std::min(kernel.cols, end_col - j),
+                     .cols = cols,
                      .accumulate = accumulate || k > 0});
       }
     }

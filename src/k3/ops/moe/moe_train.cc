@@ -173,11 +173,8 @@ void experts_vjp(const Ctx& ctx, Tape& tape, const RoutedExperts& args, const Ro
       T* const d = dh.as<T>() + p * hidden;
       const T* const value = h.as<T>() + p * hidden;
       const T factor = kept.weights.as<T>()[slot];
-      T sum = 0;
-      for (int64_t i = 0; i < hidden; ++i) {
-        sum += d[i] * value[i];
-        d[i] *= factor;
-      }
+      const T sum = dot_rows(d, value, hidden);
+      for (int64_t i = 0; i < hidden; ++i) d[i] *= factor;
       dweights.as<T>()[slot] = sum;
       for (int64_t i = 0; i < width; ++i) g.as<T>()[p * width + i] *= factor;
     }

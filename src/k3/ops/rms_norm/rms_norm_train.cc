@@ -1,6 +1,7 @@
 #include "k3/ops/rms_norm/rms_norm_train.h"
 
 #include <cmath>
+#include <vector>
 
 #include "k3/ops/cuda/train_dispatch.h"
 #include "k3/ops/elementwise/elementwise.h"
@@ -17,8 +18,7 @@ void forward(const Ctx& ctx, const Tensor& x, const Tensor& weight, float eps, c
     for (int64_t t = begin; t < end; ++t) {
       const T* const in = x.as<T>() + t * x.stride(0);
       T* const to = out.as<T>() + t * out.stride(0);
-      T squares = 0;
-      for (int64_t i = 0; i < n; ++i) squares += in[i] * in[i];
+      const T squares = dot_rows(in, in, n);
       const T r = T{1} / std::sqrt(squares / static_cast<T>(n) + static_cast<T>(eps));
       for (int64_t i = 0; i < n; ++i) to[i] = in[i] * r * weight.as<T>()[i];
     }
@@ -31,20 +31,19 @@ void backward(const Ctx& ctx, const Tensor& x, const Tensor& weight, float eps, 
   const int64_t n = x.dim(1);
   const T* const w = weight.as<T>();
   sum_over_tokens<T>(ctx, x.dim(0), n, dweight ? dweight.as<T>() : nullptr, [&](int64_t begin, int64_t end, T* dw) {
+    std::vector<T> scaled(static_cast<size_t>(n));
     for (int64_t t = begin; t < end; ++t) {
       const T* const in = x.as<T>() + t * x.stride(0);
       const T* const d = dout.as<T>() + t * dout.stride(0);
       T* const to = dx.as<T>() + t * dx.stride(0);
-      T squares = 0, dot = 0;
-      for (int64_t i = 0; i < n; ++i) {
-        squares += in[i] * in[i];
-        dot += in[i] * w[i] * d[i];
-      }
+      const T squares = dot_rows(in, in, n);
+      for (int64_t i = 0; i < n; ++i) scaled[static_cast<size_t>(i)] = w[i] * d[i];
+      const T dot = dot_rows(in, scaled.data(), n);
       const T r = T{1} / std::sqrt(squares / static_cast<T>(n) + static_cast<T>(eps));
       const T shared = dot * r * r / static_cast<T>(n);
       for (int64_t i = 0; i < n; ++i) {
         dw[i] += in[i] * r * d[i];
-        const T g = r * (w[i] * d[i] - in[i] * shared);
+        const T g = r * (scaled[static_cast<size_t>(i)] - in[i] * shared);
         to[i] = accumulate ? to[i] + g : g;
       }
     }

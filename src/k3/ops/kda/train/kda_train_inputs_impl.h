@@ -62,7 +62,7 @@ struct SigmoidPair {
 };
 template <class V>
 K3_VEC_INLINE SigmoidPair<V> sigmoid_pair(typename V::F x) {
-  const typename V::F one = V::set(1.0F), e = vec_exp<V>(V::neg(V::abs(x))), inverse = V::div(one, V::add(one, e));
+  const typename V::F one = V::set(1.0F), e = vec_exp<V>(V::neg(V::abs(x))), inverse = V::inverse(V::add(one, e));
   return {V::mul(V::by_sign(x, e, one), inverse), V::mul(V::by_sign(x, one, e), inverse), e};
 }
 
@@ -86,9 +86,12 @@ K3_VEC_INLINE typename V::F train_convolved(const KdaTrainRun& run, const float*
   const auto x = [&](int64_t n) K3_VEC_LAMBDA {
     return train_load<V>(run.in[part] + (t - count + 1 + n) * run.row_stride + j, run.dim - j);
   };
+  const auto tap = [&](int64_t n) K3_VEC_LAMBDA { return V::load(taps + (part * count + n) * padded + j); };
   F sum = V::zero();
-  for (int64_t n = oldest; n < count; ++n) {
-    sum = V::fma(V::load(taps + (part * count + n) * padded + j), x(n), sum);
+  if (count == 4 && oldest == 0) {  // the released size
+    sum = V::fma(tap(3), x(3), V::fma(tap(2), x(2), V::fma(tap(1), x(1), V::mul(tap(0), x(0)))));
+  } else {
+    for (int64_t n = oldest; n < count; ++n) sum = V::fma(tap(n), x(n), sum);
   }
   sum = V::max(V::set(-104.0F), sum);  // e^x is 0 below and 0 * infinity must not be met
   const SigmoidPair<V> s = sigmoid_pair<V>(sum);

@@ -12,9 +12,12 @@ constexpr int kThreads = 256, kTile = 32;
 constexpr float kEps = 1e-7F;
 
 __device__ __forceinline__ const MuonOne& owner(const MuonLaunch& a, int unit) {
-  int t = 0;
-  while (t + 1 < a.count && unit >= a.tensors[t + 1].first_unit) ++t;
-  return a.tensors[t];
+  int low = 0, high = a.count;
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    (unit >= a.tensors[middle].first_unit ? low : high) = middle;
+  }
+  return a.tensors[low];
 }
 
 // U from the gradient and the momentum of this step.
@@ -25,7 +28,7 @@ __global__ void __launch_bounds__(kThreads) momentum_kernel(const __grid_constan
   if (isnan(scale)) return;
   const auto unit = static_cast<int>(blockIdx.y);
   const MuonOne& t = owner(a, unit);
-  const int64_t at = (unit - t.first_unit) * t.stride, size = static_cast<int64_t>(a.rows) * a.cols;
+  const int64_t at = (unit - t.first_unit) * t.stride, size = static_cast<int64_t>(t.rows) * t.cols;
   const int64_t begin = blockIdx.x * kMuonPart, end = begin + kMuonPart < size ? begin + kMuonPart : size;
   double sum = 0;
   const auto number = [&](float raw, float& m) {
@@ -62,7 +65,7 @@ __global__ void __launch_bounds__(kThreads) momentum_kernel(const __grid_constan
   a.squares[static_cast<int64_t>(unit) * gridDim.x + blockIdx.x] = sum;
 }
 
-// Tile (blockIdx.x) of the unit's padded rows and columns: X there.
+// Tile blockIdx.x of X, and what of the unit belongs there.
 __global__ void __launch_bounds__(kThreads) gather_kernel(const __grid_constant__ MuonLaunch a, int tiles_across, int parts) {
   __shared__ __nv_bfloat16 tile[kTile][kTile + 2];
   const float scale = a.scale == nullptr ? 1.0F : *a.scale;
@@ -73,15 +76,15 @@ __global__ void __launch_bounds__(kThreads) gather_kernel(const __grid_constant_
   double squares = 0;
   for (int p = 0; p < parts; ++p) squares += a.squares[static_cast<int64_t>(unit) * parts + p];
   const float inverse = 1 / (static_cast<float>(sqrt(squares)) + kEps);
-  const bool tall = a.rows > a.cols;
-  const int row0 = static_cast<int>(blockIdx.x) / tiles_across * kTile, col0 = static_cast<int>(blockIdx.x) % tiles_across * kTile;
-  const int lane = static_cast<int>(threadIdx.x) % kTile;
+  const bool tall = t.rows > t.cols;
+  const int x_row0 = static_cast<int>(blockIdx.x) / tiles_across * kTile, x_col0 = static_cast<int>(blockIdx.x) % tiles_across * kTile;
+  const int row0 = tall ? x_col0 : x_row0, col0 = tall ? x_row0 : x_col0, lane = static_cast<int>(threadIdx.x) % kTile;
   auto* const x = static_cast<__nv_bfloat16*>(a.x) + static_cast<int64_t>(unit) * a.r * a.c;
   for (int i = static_cast<int>(threadIdx.x) / kTile; i < kTile; i += kThreads / kTile) {
     const int row = row0 + i, col = col0 + lane;
     float u = 0;
-    if (row < a.rows && col < a.cols) {
-      const int64_t j = at + static_cast<int64_t>(row) * a.cols + col;
+    if (row < t.rows && col < t.cols) {
+      const int64_t j = at + static_cast<int64_t>(row) * t.cols + col;
       const float g = t.grad[j] * scale;
       u = (t.momentum == nullptr ? g : direction(a, g, t.momentum[j])) * inverse;
     }
@@ -94,7 +97,7 @@ __global__ void __launch_bounds__(kThreads) gather_kernel(const __grid_constant_
   if (!tall) return;
   __syncthreads();
   for (int i = static_cast<int>(threadIdx.x) / kTile; i < kTile; i += kThreads / kTile) {
-    const int row = col0 + i, col = row0 + lane;  // of X
+    const int row = x_row0 + i, col = x_col0 + lane;
     if (row < a.r && col < a.c) x[static_cast<int64_t>(row) * a.c + col] = tile[lane][i];
   }
 }
@@ -105,21 +108,21 @@ __global__ void __launch_bounds__(kThreads) update_kernel(const __grid_constant_
   const auto unit = static_cast<int>(blockIdx.y);
   const MuonOne& t = owner(a, unit);
   const int64_t at = (unit - t.first_unit) * t.stride;
-  const bool tall = a.rows > a.cols;
-  const int row0 = static_cast<int>(blockIdx.x) / tiles_across * kTile, col0 = static_cast<int>(blockIdx.x) % tiles_across * kTile;
-  const int lane = static_cast<int>(threadIdx.x) % kTile;
+  const bool tall = t.rows > t.cols;
+  const int x_row0 = static_cast<int>(blockIdx.x) / tiles_across * kTile, x_col0 = static_cast<int>(blockIdx.x) % tiles_across * kTile;
+  const int row0 = tall ? x_col0 : x_row0, col0 = tall ? x_row0 : x_col0, lane = static_cast<int>(threadIdx.x) % kTile;
   const auto* const x = static_cast<const __nv_bfloat16*>(a.x) + static_cast<int64_t>(unit) * a.r * a.c;
   if (tall) {
     for (int i = static_cast<int>(threadIdx.x) / kTile; i < kTile; i += kThreads / kTile) {
-      const int row = col0 + i, col = row0 + lane;
+      const int row = x_row0 + i, col = x_col0 + lane;
       if (row < a.r && col < a.c) tile[lane][i] = __bfloat162float(x[static_cast<int64_t>(row) * a.c + col]);
     }
     __syncthreads();
   }
   for (int i = static_cast<int>(threadIdx.x) / kTile; i < kTile; i += kThreads / kTile) {
     const int row = row0 + i, col = col0 + lane;
-    if (row >= a.rows || col >= a.cols) continue;
-    const int64_t j = at + static_cast<int64_t>(row) * a.cols + col;
+    if (row >= t.rows || col >= t.cols) continue;
+    const int64_t j = at + static_cast<int64_t>(row) * t.cols + col;
     const float o = tall ? tile[i][lane] : __bfloat162float(x[static_cast<int64_t>(row) * a.c + col]);
     const float w = t.momentum == nullptr ? o : fmaf(-t.step, o, t.weight[j] * t.keep);
     t.weight[j] = w;
@@ -169,22 +172,20 @@ dim3 grid_of(int64_t parts, int units) { return {static_cast<unsigned>(parts), s
 }  // namespace
 
 int muon_momentum_launch(const MuonLaunch& a, void* stream) {
-  momentum_kernel<<<grid_of(muon_parts(a.rows, a.cols), a.units), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(a);
+  momentum_kernel<<<grid_of(muon_parts(a.longest), a.units), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(a);
   return launch_code();
 }
 
-// Tiles cover the padded matrix, whose border X wants zero.
 int muon_gather_launch(const MuonLaunch& a, void* stream) {
-  const bool tall = a.rows > a.cols;
-  const int across = tiles(tall ? a.r : a.c), down = tiles(tall ? a.c : a.r);
-  gather_kernel<<<grid_of(across * down, a.units), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
-      a, across, static_cast<int>(muon_parts(a.rows, a.cols)));
+  const int across = tiles(a.c);
+  gather_kernel<<<grid_of(across * tiles(a.r), a.units), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
+      a, across, static_cast<int>(muon_parts(a.longest)));
   return launch_code();
 }
 
 int muon_update_launch(const MuonLaunch& a, void* stream) {
-  const int across = tiles(a.cols), down = tiles(a.rows);
-  update_kernel<<<grid_of(across * down, a.units), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(a, across);
+  const int across = tiles(a.c);
+  update_kernel<<<grid_of(across * tiles(a.r), a.units), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(a, across);
   return launch_code();
 }
 

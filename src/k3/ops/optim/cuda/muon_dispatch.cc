@@ -1,10 +1,11 @@
-// Muon on a GPU: tensors of one shape go through Newton-Schulz together, as many at a time as a launch lists and memory allows.
+// Muon on a GPU: tensors of a group of shapes go through Newton-Schulz together, as many at a time as a launch lists and memory allows.
 #include <algorithm>
 #include <map>
 #include <utility>
 #include <vector>
 
 #include "k3/ops/cuda/op_state.h"
+#include "k3/ops/optim/cuda/muon_groups.h"
 #include "k3/ops/optim/cuda/ns_products.h"
 #include "k3/ops/optim/cuda/optim_args.h"
 #include "k3/ops/optim/cuda/optim_dispatch.h"
@@ -22,7 +23,7 @@ void run_launch(const Ctx& ctx, MuonLaunch& a) {
   const Workspace::Scope scope(*ctx.workspace);
   Workspace& memory = *ctx.workspace;
   const int64_t units = a.units, r = a.r, c = a.c;
-  a.squares = static_cast<double*>(memory.bytes(units * muon_parts(a.rows, a.cols) * 8));
+  a.squares = static_cast<double*>(memory.bytes(units * muon_parts(a.longest) * 8));
   void* x = memory.bytes(units * r * c * 2);
   void* y = memory.bytes(units * r * c * 2);
   NsStep step{.units = units, .r = r, .c = c};
@@ -45,39 +46,43 @@ void run_launch(const Ctx& ctx, MuonLaunch& a) {
   ctx.gpu->note(CudaStatus{muon_update_launch(a, ctx.stream)}, "muon: update");
 }
 
-void begin(MuonLaunch* a, const NsUnits& shape, const MuonOptions& options, const float* scale) {
+void begin(MuonLaunch* a, const MuonShape& group, const MuonOptions& options, const float* scale) {
   *a = {};
-  a->rows = static_cast<int32_t>(shape.rows);
-  a->cols = static_cast<int32_t>(shape.cols);
-  a->r = static_cast<int32_t>(pad8(std::min(shape.rows, shape.cols)));
-  a->c = static_cast<int32_t>(pad8(std::max(shape.rows, shape.cols)));
+  a->r = static_cast<int32_t>(group.r);
+  a->c = static_cast<int32_t>(group.c);
   a->mu = static_cast<float>(options.momentum);
   a->nesterov = options.nesterov;
   a->scale = scale;
 }
 
-// `list`: tensors of one shape.
-void run_shape(const Ctx& ctx, const std::vector<const MuonTensor<float>*>& list, const MuonOptions& options, const float* scale) {
+MuonShape shape_of(const NsUnits& u) { return {pad8(std::min(u.rows, u.cols)), pad8(std::max(u.rows, u.cols)), u.count}; }
+
+// `list`: tensors of one group.
+void run_group(const Ctx& ctx, const std::vector<const MuonTensor<float>*>& list, const MuonShape& group, const MuonOptions& options,
+               const float* scale) {
   MuonLaunch a;
-  const NsUnits& shape = list[0]->units;
-  begin(&a, shape, options, scale);
-  const int64_t most = std::clamp<int64_t>(kMostNumbers / (static_cast<int64_t>(a.r) * a.c), 1, kMostUnits);
+  begin(&a, group, options, scale);
+  const int64_t most = std::clamp<int64_t>(kMostNumbers / (group.r * group.c), 1, kMostUnits);
   const auto flush = [&] {
     if (a.units > 0) run_launch(ctx, a);
-    begin(&a, shape, options, scale);
+    begin(&a, group, options, scale);
   };
   for (const MuonTensor<float>* t : list) {
-    for (int64_t first = 0; first < t->units.count;) {
+    const NsUnits& u = t->units;
+    for (int64_t first = 0; first < u.count;) {
       if (a.count == kMuonList || a.units >= most) flush();
-      const int64_t units = std::min(t->units.count - first, most - a.units), at = first * t->units.stride;
+      const int64_t units = std::min(u.count - first, most - a.units), at = first * u.stride;
       a.tensors[a.count++] = {t->weight + at,
                               t->momentum == nullptr ? nullptr : t->momentum + at,
                               t->grad + at,
                               t->bf16 == nullptr ? nullptr : t->bf16 + at,
-                              t->units.stride,
+                              u.stride,
                               a.units,
+                              static_cast<int32_t>(u.rows),
+                              static_cast<int32_t>(u.cols),
                               static_cast<float>(1 - t->lr * t->decay),
-                              static_cast<float>(t->lr * muon_update_scale(t->units))};
+                              static_cast<float>(t->lr * muon_update_scale(u))};
+      a.longest = std::max(a.longest, static_cast<int32_t>(u.rows * u.cols));
       a.units += static_cast<int32_t>(units);
       first += units;
     }
@@ -88,19 +93,38 @@ void run_shape(const Ctx& ctx, const std::vector<const MuonTensor<float>*>& list
 }  // namespace
 
 void muon(const Ctx& ctx, std::span<const MuonTensor<float>> tensors, const MuonOptions& options, const float* scale) noexcept {
-  std::map<std::pair<int64_t, int64_t>, std::vector<const MuonTensor<float>*>> shapes;
+  // Shapes first: there are a few of them, whatever the number of tensors.
+  std::map<std::pair<int64_t, int64_t>, size_t> number;
+  std::vector<MuonShape> shapes;
+  std::vector<std::vector<const MuonTensor<float>*>> of_shape;
   for (const MuonTensor<float>& t : tensors) {
-    K3_CHECK(t.units.rows > 0 && t.units.cols > 0 && (t.units.count <= 1 || t.units.stride >= t.units.rows * t.units.cols),
+    K3_CHECK(t.units.rows > 0 && t.units.cols > 0 && t.units.rows * t.units.cols < int64_t{1} << 31 &&
+                 (t.units.count <= 1 || t.units.stride >= t.units.rows * t.units.cols),
              "muon: {} units of [{}, {}], {} apart", t.units.count, t.units.rows, t.units.cols, t.units.stride);
-    if (t.units.count > 0) shapes[{t.units.rows, t.units.cols}].push_back(&t);
+    if (t.units.count == 0) continue;
+    const MuonShape shape = shape_of(t.units);
+    const auto [at, fresh] = number.try_emplace({shape.r, shape.c}, shapes.size());
+    if (fresh) {
+      shapes.push_back({shape.r, shape.c, 0});
+      of_shape.emplace_back();
+    }
+    shapes[at->second].units += t.units.count;
+    of_shape[at->second].push_back(&t);
   }
-  for (const auto& [shape, list] : shapes) run_shape(ctx, list, options, scale);
+  const MuonGroups groups = muon_groups(shapes);
+  for (size_t g = 0; g < groups.groups.size(); ++g) {
+    std::vector<const MuonTensor<float>*> list;
+    for (size_t s = 0; s < shapes.size(); ++s) {
+      if (groups.group_of[s] == g) list.insert(list.end(), of_shape[s].begin(), of_shape[s].end());
+    }
+    run_group(ctx, list, groups.groups[g], options, scale);
+  }
 }
 
 void newton_schulz(const Ctx& ctx, const NsUnits& units, const float* in, float* out) noexcept {
   if (units.count == 0) return;
   const MuonTensor<float> tensor{.weight = out, .grad = in, .units = units};
-  run_shape(ctx, {&tensor}, {}, nullptr);
+  run_group(ctx, {&tensor}, shape_of(units), {}, nullptr);
 }
 
 }  // namespace k3::ops::cuda

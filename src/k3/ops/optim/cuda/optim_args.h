@@ -5,7 +5,8 @@
 
 namespace k3::ops::cuda {
 
-inline constexpr int kAdamwList = 56, kGradList = 128, kMuonList = 48;  // tensors a launch: their list is a parameter of at most 4 KB
+// Tensors a launch: their list is a parameter (of up to 32 KB since CUDA 12.1).
+inline constexpr int kAdamwList = 256, kGradList = 512, kMuonList = 256;
 
 struct AdamwOne {
   float *weight, *first, *second;
@@ -66,7 +67,8 @@ struct QuantileLaunch {
   int32_t* histogram;
 };
 int quantile_accumulate_launch(const QuantileLaunch& a, void* stream);
-int quantile_update_launch(int32_t experts, int32_t topk, double rate, int32_t* histogram, float* bias, double* wanted, void* stream);
+// scratch: [experts + 1]
+int quantile_update_launch(int32_t experts, int32_t topk, double rate, int32_t* histogram, float* bias, double* scratch, void* stream);
 int expert_load_launch(const int32_t* ids, int64_t tokens, int32_t topk, const uint8_t* valid, int32_t* load, void* stream);
 int sign_balance_launch(const int32_t* load, int32_t experts, float rate, float* bias, void* stream);
 
@@ -79,8 +81,8 @@ struct FakeQuantLaunch {  // rows aligned to 16 bytes
 int mxfp4_fake_quant_launch(const FakeQuantLaunch& a, void* stream);
 int mxfp8_fake_quant_launch(const FakeQuantLaunch& a, void* stream);
 
-// Units of one shape. X, the iterate, is [units, r, c] bf16 with r = min(rows, cols), c = max(rows, cols) rounded up to 8: a tall unit
-// lies there transposed.
+// Units of one group (muon_groups.h). X, the iterate, is [units, r, c] bf16: a unit of [rows, cols] lies in the first rows and columns, a
+// tall one transposed, and zeros around it.
 struct MuonOne {
   float* weight;
   float* momentum;  // null: the gradient is orthogonalised as it is, and the weight becomes the result
@@ -88,21 +90,23 @@ struct MuonOne {
   void* bf16;  // may be null
   int64_t stride;
   int32_t first_unit;
+  int32_t rows, cols;
   float keep, step;  // 1 - lr decay, lr * update scale
 };
 struct MuonLaunch {
   MuonOne tensors[kMuonList];
   int32_t count;
-  int32_t units, rows, cols;
-  int32_t r, c;  // padded
+  int32_t units;
+  int32_t r, c;     // multiples of 8
+  int32_t longest;  // rows * cols of the largest unit
   float mu;
   bool nesterov;
   const float* scale;  // may be null
-  double* squares;     // [units, muon_parts(rows, cols)]
+  double* squares;     // [units, muon_parts(longest)]
   void* x;
 };
 inline constexpr int64_t kMuonPart = 8192;
-constexpr int64_t muon_parts(int64_t rows, int64_t cols) { return (rows * cols + kMuonPart - 1) / kMuonPart; }
+constexpr int64_t muon_parts(int64_t longest) { return (longest + kMuonPart - 1) / kMuonPart; }
 int muon_momentum_launch(const MuonLaunch& a, void* stream);  // momentum and squares
 int muon_gather_launch(const MuonLaunch& a, void* stream);    // X
 int muon_update_launch(const MuonLaunch& a, void* stream);    // weights from X

@@ -96,9 +96,10 @@ void quantile_accumulate(const Ctx& ctx, const QuantileInput<float>& in, int32_t
 }
 
 void quantile_update(const Ctx& ctx, int64_t experts, int64_t topk, double rate, int32_t* histogram, float* bias) noexcept {
+  K3_CHECK(reinterpret_cast<uintptr_t>(histogram) % 16 == 0, "quantile: histogram not aligned to 16 bytes");
   const Workspace::Scope scope(*ctx.workspace);
-  auto* const wanted = static_cast<double*>(ctx.workspace->bytes(experts * 8));
-  ctx.gpu->note(CudaStatus{quantile_update_launch(static_cast<int32_t>(experts), static_cast<int32_t>(topk), rate, histogram, bias, wanted,
+  auto* const scratch = static_cast<double*>(ctx.workspace->bytes((experts + 1) * 8));
+  ctx.gpu->note(CudaStatus{quantile_update_launch(static_cast<int32_t>(experts), static_cast<int32_t>(topk), rate, histogram, bias, scratch,
                                                   ctx.stream)},
                 "quantile_update");
 }

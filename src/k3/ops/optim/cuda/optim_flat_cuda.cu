@@ -11,11 +11,14 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// The tensor that a block works on.
+// The tensor that a block works on: the last whose first block is not behind it.
 __device__ int owner(const int32_t* first_block, int count) {
-  int t = 0;
-  while (t + 1 < count && static_cast<int>(blockIdx.x) >= first_block[t + 1]) ++t;
-  return t;
+  int low = 0, high = count;
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    (static_cast<int>(blockIdx.x) >= first_block[middle] ? low : high) = middle;
+  }
+  return low;
 }
 
 __device__ __forceinline__ float adamw_number(const AdamwLaunch& a, const AdamwOne& t, float scale, float w, float g, float& m, float& v) {

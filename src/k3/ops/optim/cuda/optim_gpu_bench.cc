@@ -9,6 +9,7 @@
 #include "k3/ops/optim/fake_quant/fake_quant.h"
 #include "k3/ops/optim/grad_norm/grad_norm.h"
 #include "k3/ops/optim/muon/muon.h"
+#include "k3/ops/optim/optim_cases.h"
 #include "k3/ops/optim/quantile/quantile.h"
 
 namespace k3::ops::cuda {
@@ -51,14 +52,22 @@ struct Flat {
   }
 };
 
-void optimizers(Bench& bench) {
+template <class Fn>
+auto on(GpuRun& run, Fn fn) {
+  return [&run, fn](cudaStream_t stream, int) {
+    run.ctx.stream = stream;
+    fn();
+  };
+}
+
+// All units of a model, and `rest` numbers for AdamW.
+void optimizers(Bench& bench, const std::string& name, const std::vector<NsUnits>& units, int64_t rest) {
   GpuRun run;
-  run.ctx.stream = bench.stream();
   std::vector<Flat> data;
   std::vector<MuonTensor<float>> muons;
   std::vector<GradTensor<float>> grads;
   double numbers = 0, flops = 0;
-  for (const NsUnits& u : mini_units()) {
+  for (const NsUnits& u : units) {
     data.emplace_back(u.count * u.stride);
     const Flat& d = data.back();
     muons.push_back({d.weight.data(), d.first.data(), d.grad.data(), d.bf16.data(), u, 0.01, 0.1});
@@ -67,22 +76,13 @@ void optimizers(Bench& bench) {
     numbers += static_cast<double>(u.count) * r * c;
     flops += static_cast<double>(u.count) * 5 * (4 * r * r * c + 2 * r * r * r);
   }
-  const int64_t rest = 2 * 12288 * 384;
   const Flat flat(rest);
   const AdamwTensor<float> adam{flat.weight.data(), flat.first.data(), flat.second.data(), flat.grad.data(), flat.bf16.data(), rest, 0.01, 0.1};
   grads.push_back({flat.grad.data(), rest});
   const DeviceArray<GradNorm<float>> norm(1);
-  const auto on = [&](const auto& fn) {
-    return [&run, fn](cudaStream_t stream, int) {
-      run.ctx.stream = stream;
-      fn();
-    };
-  };
-  bench.run(line("muon", "36M model", numbers * 18, flops, "momentum, 5 Newton-Schulz steps, update"),
-            on([&] { muon(run.ctx, muons, {}, nullptr); }), 1);
-  bench.run(line("adamw", "9.4M", static_cast<double>(rest) * 30), on([&] { adamw(run.ctx, {&adam, 1}, {.step = 5}, nullptr); }));
-  bench.run(line("grad_norm", "36M model", (numbers + static_cast<double>(rest)) * 4),
-            on([&] { grad_norm(run.ctx, grads, 1, norm.data()); }));
+  bench.run(line("muon", name, numbers * 18, flops, "momentum, 5 Newton-Schulz steps, update"), on(run, [&] { muon(run.ctx, muons, {}, nullptr); }), 1);
+  bench.run(line("adamw", name, static_cast<double>(rest) * 30), on(run, [&] { adamw(run.ctx, {&adam, 1}, {.step = 5}, nullptr); }));
+  bench.run(line("grad_norm", name, (numbers + static_cast<double>(rest)) * 4), on(run, [&] { grad_norm(run.ctx, grads, 1, norm.data()); }));
   run.finish();
 }
 
@@ -125,7 +125,8 @@ void quantisers(Bench& bench) {
 }
 
 const BenchRegistration registration("optim", [](Bench& bench) {
-  if (bench.wants("muon adamw grad_norm", "36M model 9.4M")) optimizers(bench);
+  if (bench.wants("muon adamw grad_norm", "36M model")) optimizers(bench, "36M model", mini_units(), 2 * 12288 * 384);
+  if (bench.wants("muon adamw grad_norm", "2M model")) optimizers(bench, "2M model", nano_units(), 2 * 3072 * 128);
   if (bench.wants("quantile_accumulate quantile_update", "tokens")) {
     quantiles(bench, 131072, 32, 4);
     quantiles(bench, 16384, 896, 16);

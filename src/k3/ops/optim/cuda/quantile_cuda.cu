@@ -46,7 +46,9 @@ __global__ void __launch_bounds__(kThreads) cutoff_kernel(const __grid_constant_
     } else {
       for (int e = lane; e < a.experts; e += 32) count += key(e) >= wanted ? 1 : 0;
     }
-    if (__reduce_add_sync(kAll, count) > static_cast<unsigned>(a.topk)) found = wanted;
+    // One key a lane: a vote counts them, with less latency than a sum.
+    const unsigned all = kHeld == 1 ? __popc(__ballot_sync(kAll, count != 0)) : __reduce_add_sync(kAll, count);
+    if (all > static_cast<unsigned>(a.topk)) found = wanted;
   }
   if (lane == 0) a.cutoffs[token] = unordered(found);
 }
@@ -97,12 +99,22 @@ __global__ void __launch_bounds__(kThreads) histogram_kernel(const __grid_consta
   }
 }
 
-// A warp's quantile of one row, which is zeroed; negative tokens: none were counted.
+// A warp's quantile of one row, which is zeroed; *tokens of it were counted.
 __device__ double row_quantile(int32_t* row, int experts, int topk, float lo, float width, int64_t* tokens) {
-  constexpr int kEach = (kBins + 31) / 32;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
+  constexpr int kEach = 32;  // bins a lane: the last lane has eight
+  static_assert(kBins % 8 == 0 && kBins > 31 * kEach && kBins <= 32 * kEach);
+  const int lane = static_cast<int>(threadIdx.x) % 32, mine = lane < 31 ? kEach : kBins - 31 * kEach;
+  int32_t bins[kEach];
+  auto* const at = reinterpret_cast<int4*>(row + lane * kEach);
+#pragma unroll
+  for (int i = 0; i < kEach / 4; ++i) {
+    const int4 four = 4 * i < mine ? at[i] : int4{0, 0, 0, 0};
+    bins[4 * i] = four.x, bins[4 * i + 1] = four.y, bins[4 * i + 2] = four.z, bins[4 * i + 3] = four.w;
+    if (4 * i < mine) at[i] = {0, 0, 0, 0};
+  }
   int64_t own = 0;
-  for (int i = lane * kEach; i < (lane + 1) * kEach && i < kBins; ++i) own += row[i];
+#pragma unroll
+  for (const int32_t b : bins) own += b;
   int64_t upto = own;
   for (int i = 1; i < 32; i *= 2) {
     const int64_t other = __shfl_up_sync(kAll, upto, i);
@@ -111,40 +123,42 @@ __device__ double row_quantile(int32_t* row, int experts, int topk, float lo, fl
   *tokens = __shfl_sync(kAll, upto, 31);
   const double wanted = static_cast<double>(*tokens) * topk / experts;
   const auto least = static_cast<int64_t>(ceil(wanted));
-  const unsigned reached = __ballot_sync(kAll, upto >= least);  // not empty: least <= tokens
-  const int first = __ffs(static_cast<int>(reached)) - 1;
-  double found = 0;
-  if (lane == first) {
-    int64_t before = upto - own;
-    int i = lane * kEach;
-    while (i < kBins - 1 && before + row[i] < least) before += row[i++];
-    double part = row[i] > 0 ? (wanted - static_cast<double>(before)) / row[i] : 0;
-    part = fmin(fmax(part, 0.0), 1.0);
-    found = static_cast<double>(lo) + (i + part) * static_cast<double>(width);
+  const int first = __ffs(static_cast<int>(__ballot_sync(kAll, upto >= least))) - 1;  // there is one: least <= tokens
+  // The first bin whose cumulative count reaches `least`; without a branch, so that bins stay in registers.
+  int64_t before = upto - own, sum = before;
+  int found = 0, count = bins[0];
+  bool reached = false;
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    if (!reached) before = sum, found = i, count = bins[i];
+    sum += bins[i];
+    reached = reached || sum >= least;
   }
-  found = __shfl_sync(kAll, found, first);
-  __syncwarp();
-  for (int i = lane; i < kBins; i += 32) row[i] = 0;
-  return found;
+  double part = count > 0 ? (wanted - static_cast<double>(before)) / count : 0;
+  part = fmin(fmax(part, 0.0), 1.0);
+  return __shfl_sync(kAll, static_cast<double>(lo) + (lane * kEach + found + part) * static_cast<double>(width), first);
 }
 
-__global__ void __launch_bounds__(1024) update_kernel(int experts, int topk, double rate, int32_t* histogram, float* bias, double* wanted) {
-  __shared__ double parts[32];
-  __shared__ int64_t counted;
+__global__ void __launch_bounds__(kThreads) quantiles_kernel(int experts, int topk, int32_t* histogram, const float* bias, double* wanted, int64_t* counted) {
   float least, most;
   bias_range(bias, experts, &least, &most);
-  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int e = static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / 32;
+  if (e >= experts) return;
+  int64_t tokens;
+  const double b = row_quantile(histogram + static_cast<int64_t>(e) * kBins, experts, topk, __fsub_rn(least, 1), bin_width(least, most), &tokens);
+  if (threadIdx.x % 32 != 0) return;
+  wanted[e] = b;
+  if (e == 0) *counted = tokens;
+}
+
+__global__ void __launch_bounds__(1024) update_kernel(int experts, double rate, const double* wanted, const int64_t* counted, float* bias) {
+  __shared__ double parts[32];
+  if (*counted == 0) return;
   double sum = 0;
-  for (int e = warp; e < experts; e += 32) {
-    int64_t tokens;
-    const double b = row_quantile(histogram + static_cast<int64_t>(e) * kBins, experts, topk, __fsub_rn(least, 1), bin_width(least, most), &tokens);
-    if (threadIdx.x % 32 == 0) wanted[e] = b;
-    if (threadIdx.x == 0 && e == 0) counted = tokens;
-    sum += b;
-  }
-  if (threadIdx.x % 32 == 0) parts[warp] = sum;
+  for (int e = static_cast<int>(threadIdx.x); e < experts; e += 1024) sum += wanted[e];
+  for (int i = 16; i > 0; i /= 2) sum += __shfl_xor_sync(kAll, sum, i);
+  if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = sum;
   __syncthreads();
-  if (counted == 0) return;
   double mean = 0;
   for (int w = 0; w < 32; ++w) mean += parts[w];
   mean /= experts;
@@ -194,8 +208,12 @@ int quantile_accumulate_launch(const QuantileLaunch& a, void* s) {
   return launch_code();
 }
 
-int quantile_update_launch(int32_t experts, int32_t topk, double rate, int32_t* histogram, float* bias, double* wanted, void* stream) {
-  update_kernel<<<1, 1024, 0, static_cast<cudaStream_t>(stream)>>>(experts, topk, rate, histogram, bias, wanted);
+int quantile_update_launch(int32_t experts, int32_t topk, double rate, int32_t* histogram, float* bias, double* scratch, void* s) {
+  const auto stream = static_cast<cudaStream_t>(s);
+  auto* const counted = reinterpret_cast<int64_t*>(scratch + experts);
+  quantiles_kernel<<<static_cast<unsigned>((experts + kWarps - 1) / kWarps), kThreads, 0, stream>>>(experts, topk, histogram, bias, scratch, counted);
+  if (const int code = launch_code(); code != 0) return code;
+  update_kernel<<<1, 1024, 0, stream>>>(experts, rate, scratch, counted, bias);
   return launch_code();
 }
 

@@ -4,9 +4,10 @@
 //           of [Dk, cols] where Dk = Dv, else two tensors of H units with stride (Dk + Dv) * cols. Experts: E units.
 // Units:    lr and decay as factors: the weight shrinks by lr * decay a step.
 // Memory:   weight, momentum and bf16 (when given) are overwritten; momentum starts at zero. On a GPU every pointer is device memory.
-//           Workspace: CPU: five padded units a thread of the largest shape; GPU: muon_cuda.h.
+//           Workspace: CPU: five padded units a thread of the largest shape; GPU: four BF16 iterates of a group of shapes (at most 1.1 GB).
 // Threads:  parallel over units inside (over rows of a unit where there are few and large ones); results depend neither on the
-//           thread count nor on the other units.
+//           thread count nor on the other units. On a GPU shapes are grouped (muon_groups.h), and the list as a whole decides which
+//           algorithms cuBLASLt takes: the same list gives the same bits.
 // Errors:   K3_CHECK on shapes. `scale` multiplies the gradient (GradNorm::scale); a NaN there means that the gradient is not
 //           finite: nothing changes then. An all-zero unit gets a zero update.
 // Source:   training.md 2.1, 2.2. With g the scaled gradient: M = mu M + g; U = g + mu M (Nesterov; else U = M); O = NS5(U);

@@ -4,7 +4,8 @@
 //           histogram [experts, kQuantileBins] i32; ids [tokens, topk] i32; load [experts] i32.
 // Units:    histogram and load in tokens.
 // Memory:   accumulate adds to histogram and load (micro-batch after micro-batch; ranks by one integer all-reduce); quantile_update
-//           overwrites bias and leaves histogram zero. On a GPU every pointer is device memory. Workspace: a number a token.
+//           overwrites bias and leaves histogram zero. On a GPU every pointer is device memory, histogram aligned to 16 bytes.
+//           Workspace: a number a token.
 // Threads:  parallel inside; integers, so results do not depend on threads, micro-batches or ranks. bias must not change between
 //           the accumulates and the update of a step.
 // Errors:   K3_CHECK on sizes, topk >= experts (no cutoff then). tokens = 0 is legal. A token that is not valid (padding) counts

@@ -23,20 +23,15 @@ struct TrainGrads {
       struct {
         __nv_bfloat16 kp[kTrainRows][kStride], qp[kTrainRows][kStride], km[kTrainRows][kStride];
       };
-      float tap_sums[3][kHalves][kTrainTaps][D];
+      float sums[3 * kTrainTaps + 2][kHalves][D];  // of taps, dt_bias, a_log
     };
     __nv_bfloat16 d_r[kTrainRows][kStride];
     union {
       struct {
         __nv_bfloat16 u[kTrainRows][kStride], d_o[kTrainRows][kStride], state[D][kStride], d_state[D][kStride];
-      };
-      float stage[3][kTrainRows][kStride];  // gradients of QP, KP, KM; of qn, kn, sums of dG; of the convolutions of q, k, v
-    };
-    union {
-      struct {
         __nv_bfloat16 d_l[kTrainRows][kSquare], d_p[kTrainRows][kSquare];  // beta dL, dP
       };
-      float gate_sums[2][kHalves][D];
+      float stage[3][kTrainRows][kStride];  // gradients of QP, KP, KM; of qn, kn, sums of dG; of the convolutions of q, k, v
     };
     float factor[kTrainTiles][2][D];
     float head[kTrainTiles][D], tail[kTrainTiles][D], link[6][D];

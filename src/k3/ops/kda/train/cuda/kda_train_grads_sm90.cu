@@ -151,24 +151,22 @@ struct GradRows : TrainGrads<D> {
       if (half == 0 && i < kTrainHalo) *reinterpret_cast<float2*>(halo + i * D) = d[i];
     }
 #pragma unroll
-    for (int m = 0; m < kTrainTaps; ++m) *reinterpret_cast<float2*>(&s.tap_sums[part][half][m][2 * pair]) = sums[m];
+    for (int m = 0; m < kTrainTaps; ++m) *reinterpret_cast<float2*>(&s.sums[kTrainTaps * part + m][half][2 * pair]) = sums[m];
   }
 
   __device__ void block_sums() const {
     float* to = a.sums + slot * KdaTrainScratch<D>::kSums;
     for (int i = thread; i < (3 * kTrainTaps + 2) * D; i += Base::kThreads) {
-      const int kind = i / D, c = i % D;
       float sum = 0;
-      for (int h = 0; h < kHalves; ++h) {
-        sum += kind < 3 * kTrainTaps ? s.tap_sums[kind / kTrainTaps][h][kind % kTrainTaps][c] : s.gate_sums[kind - 3 * kTrainTaps][h][c];
-      }
+      for (int h = 0; h < kHalves; ++h) sum += s.sums[i / D][h][i % D];
       to[i] = sum;
     }
   }
 };
 
+// Blocks on a multiprocessor: what shared memory allows.
 template <int D>
-__global__ void __launch_bounds__(4 * D, 1) grads(const __grid_constant__ KdaTrainCudaArgs a) {
+__global__ void __launch_bounds__(4 * D, D == 128 ? 1 : D == 64 ? 2 : 3) grads(const __grid_constant__ KdaTrainCudaArgs a) {
   extern __shared__ float4 shared[];
   using Shared = typename TrainGrads<D>::Shared;
   const int row = static_cast<int>(blockIdx.x) / a.pass_heads;
@@ -197,8 +195,8 @@ __global__ void __launch_bounds__(4 * D, 1) grads(const __grid_constant__ KdaTra
   __syncthreads();
   float2 d_bias, d_decay;
   g.activations(kept, d_bias, d_decay);
-  *reinterpret_cast<float2*>(&g.s.gate_sums[0][g.half][2 * g.pair]) = d_bias;
-  *reinterpret_cast<float2*>(&g.s.gate_sums[1][g.half][2 * g.pair]) = d_decay;
+  *reinterpret_cast<float2*>(&g.s.sums[3 * kTrainTaps][g.half][2 * g.pair]) = d_bias;
+  *reinterpret_cast<float2*>(&g.s.sums[3 * kTrainTaps + 1][g.half][2 * g.pair]) = d_decay;
   __syncthreads();
 #pragma unroll 1
   for (int part = 0; part < 3; ++part) g.convolution(part);

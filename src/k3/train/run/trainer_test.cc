@@ -1,0 +1,229 @@
+// A whole small run: from texts to an export, with stops, kills of the process's memory, damaged files and hostile configs.
+#include "k3/train/run/trainer.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "k3/base/file.h"
+#include "k3/model/model.h"
+#include "k3/train/data/prepare/prepare.h"
+#include "k3/train/run/quantised_experts.h"
+#include "k3/train/tokenizer/learn_tokenizer.h"
+
+namespace k3::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Texts, tokenizer and shards in a folder of the test, and the config of a model of some ten thousand parameters.
+class TrainerTest : public testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    const std::string base = root();
+    fs::remove_all(base);
+    fs::create_directories(base);
+    std::string stories, talk;
+    for (int i = 0; i < 60; ++i) {
+      const std::string animal = i % 3 == 0 ? "cat" : i % 3 == 1 ? "dog" : "duck";
+      stories += "The " + animal + " number " + std::to_string(i) + " went to the river and saw a fish. It was glad.\n<|endoftext|>\n";
+      talk += R"({"messages": [{"role": "user", "content": "Who are you? )" + std::to_string(i) + R"("}, {"role": "assistant", "content": "I am a )" + animal +
+              ".\"}]}\n";
+    }
+    ASSERT_TRUE(write_file(base + "/stories.txt", stories).ok());
+    ASSERT_TRUE(write_file(base + "/talk.jsonl", talk).ok());
+    ThreadPool pool(2);
+    const LearnReport learned = learn_tokenizer({.files = {{base + "/stories.txt"}, {base + "/talk.jsonl"}}, .vocab = 560}, pool).value();
+    fs::create_directories(base + "/tokenizer");
+    ASSERT_TRUE(write_tokenizer(base + "/tokenizer", learned.ranks.tokens).ok());
+    PrepareOptions prepare;
+    prepare.tokenizer = base + "/tokenizer";
+    prepare.out = base + "/data";
+    prepare.train = {base + "/stories.txt", base + "/talk.jsonl"};
+    prepare.holdout = 0.2;
+    const Result<DataManifest> made = prepare_data(prepare, pool);
+    ASSERT_TRUE(made.ok()) << made.error().message;
+    vocab() = made->vocab;
+  }
+
+  static std::string root() { return testing::TempDir() + "k3_trainer_test"; }
+  static int64_t& vocab() {
+    static int64_t value = 0;
+    return value;
+  }
+
+  static std::string model_json() {
+    return R"({"model_type": "kimi_k3", "text_config": {"model_type": "kimi_linear", "vocab_size": )" + std::to_string(vocab()) +
+           R"(, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 64,
+      "hidden_act": "situ", "activation_situ_beta": 4.0, "activation_situ_linear_beta": 25.0, "rms_norm_eps": 1e-5, "q_lora_rank": 16,
+      "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16, "mla_use_nope": true, "mla_use_output_gate": true,
+      "first_k_dense_replace": 1, "moe_layer_freq": 1, "num_experts": 4, "num_experts_per_token": 2, "num_shared_experts": 1,
+      "moe_intermediate_size": 32, "routed_expert_hidden_size": 32, "latent_moe_use_norm": true, "moe_router_activation_func": "sigmoid",
+      "moe_renormalize": true, "routed_scaling_factor": 1.0, "use_grouped_topk": true, "num_expert_group": 1, "topk_group": 1,
+      "attn_res_block_size": 2, "initializer_range": 0.02, "max_position_embeddings": 4096,
+      "linear_attn_config": {"num_heads": 2, "head_dim": 16, "short_conv_kernel_size": 4, "use_full_rank_gate": true, "gate_lower_bound": -5.0,
+        "full_attn_layers": [3], "kda_layers": [1, 2]},
+      "quantization_config": {"quant_method": "compressed-tensors", "format": "mxfp4-pack-quantized", "config_groups": {"group_0": {"targets": ["Linear"],
+        "weights": {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32, "symmetric": true}}}, "ignore": []}}})";
+  }
+
+  static std::string config_json(const std::string& extra = "") {
+    return R"({"model": )" + model_json() + R"(, "tokenizer": "tokenizer", "data": "data", "seed": 3,
+      "phases": [
+        {"name": "pretrain", "steps": 14, "sequence_tokens": 32, "tokens_per_step": 256, "micro_batches": 2,
+         "sources": [{"name": "stories"}, {"name": "talk", "share": 0.25, "learn_all": true}]},
+        {"name": "longer", "steps": 6, "sequence_tokens": 64, "tokens_per_step": 256, "mxfp4_experts": true, "mxfp8_activations": true, "sources": [{"name": "stories"}]},
+        {"name": "chat", "steps": 10, "sequence_tokens": 64, "tokens_per_step": 256, "mxfp4_experts": true, "new_schedule": true, "learning_rate": 0.5,
+         "sources": [{"name": "talk"}]}],
+      "evaluate_every": 10, "checkpoint_every": 5)" + extra + "}";
+  }
+
+  static TrainConfig config(const std::string& extra = "") { return parse_train_config(config_json(extra), root() + "/run.json").value(); }
+
+  static std::vector<double> run_all(const TrainConfig& config, const std::string& folder, int threads, RunOptions options = {}) {
+    options.folder = folder;
+    ThreadPool pool(threads);
+    const auto trainer = Trainer::create(config, options, pool);
+    EXPECT_TRUE(trainer.ok()) << trainer.error().message;
+    if (!trainer.ok()) return {};
+    const Result<RunSummary> summary = (*trainer)->run();
+    EXPECT_TRUE(summary.ok()) << summary.error().message;
+    return losses_in(folder);
+  }
+
+  static std::vector<double> losses_in(const std::string& folder) {
+    const RunLog log = RunLog::open(folder, 1 << 30, {}).value();
+    std::vector<double> out;
+    for (const StepRecord& r : log.steps()) out.push_back(r.loss);
+    return out;
+  }
+};
+
+TEST_F(TrainerTest, LearnsAndIsTheSameWhateverTheThreads) {
+  const std::vector<double> one = run_all(config(), root() + "/one", 1), three = run_all(config(), root() + "/three", 3);
+  ASSERT_EQ(30U, one.size());
+  EXPECT_LT(one[19], 0.8 * one[0]);
+  EXPECT_EQ(one, three);
+  EXPECT_TRUE(path_exists(root() + "/one/report.html"));
+  EXPECT_TRUE(path_exists(root() + "/one/events.out.tfevents.k3"));
+}
+
+TEST_F(TrainerTest, ResumedRunsHaveTheLossesOfWholeOnes) {
+  const std::vector<double> whole = run_all(config(), root() + "/whole", 2);
+  for (const int64_t stop_at : {1, 7, 14, 17, 20, 29}) {
+    const std::string folder = root() + "/resumed";
+    fs::remove_all(folder);
+    std::atomic<bool> stop{false};
+    RunOptions options;
+    options.stop = &stop;
+    options.on_step = [&](const StepRecord& r, int64_t) { stop = r.step >= stop_at; };
+    EXPECT_EQ(static_cast<size_t>(stop_at), run_all(config(), folder, 2, options).size());
+    EXPECT_EQ(whole, run_all(config(), folder, 2)) << "stopped after " << stop_at;
+  }
+}
+
+// As after a kill: lines in the log that no checkpoint knows, half a line, an unfinished checkpoint.
+TEST_F(TrainerTest, WhatWasLoggedAfterTheCheckpointIsDoneAgain) {
+  const std::string folder = root() + "/killed";
+  const std::vector<double> whole = run_all(config(), folder, 2);
+  fs::remove_all(folder + "/checkpoints/step-30");
+  fs::remove_all(folder + "/checkpoints/step-20");
+  fs::create_directories(folder + "/checkpoints/.unfinished");
+  std::ofstream(folder + "/log.jsonl", std::ios::app) << R"({"type": "step", "step": 31, "lo)";
+  ThreadPool pool(2);
+  RunOptions options;
+  options.folder = folder;
+  const auto trainer = Trainer::create(config(), options, pool);
+  // Only the last and the best are kept, so there is nothing to go on from, and the run begins anew.
+  ASSERT_TRUE(trainer.ok()) << trainer.error().message;
+  ASSERT_TRUE((*trainer)->run().ok());
+  EXPECT_EQ(whole, losses_in(folder));
+}
+
+TEST_F(TrainerTest, ExportedExpertsAreTheTrainedOnesAndTheModelRuns) {
+  const std::string folder = root() + "/exported", model_folder = root() + "/model";
+  run_all(config(), folder, 2);
+  ASSERT_TRUE(export_run(folder, model_folder, -1, false, 2).ok());
+  ThreadPool pool(2);
+  const Model model = Model::load(model_folder, pool).value();
+  TrainWeights trained = make_train_weights(config().model, DType::f32).value(), stored = make_train_weights(config().model, DType::f32).value();
+  ASSERT_TRUE(Checkpoints(folder + "/checkpoints").load_weights(30, trained).ok());
+  ASSERT_TRUE(read_train_weights(Checkpoint::open(model_folder).value(), stored).ok());
+  const Storage memory = Storage::allocate(trained.elements * 4).value();
+  const Tensor grads(memory.data(), DType::f32, {trained.elements});
+  Gradient gradient(trained, grads, pool);
+  QuantisedExperts quantised = QuantisedExperts::create(trained).value();
+  quantised.attach(gradient.tape(), grads);
+  quantised.refresh(gradient.ctx());
+  for (size_t l = 1; l < 3; ++l) {
+    for (size_t e = 0; e < 4; ++e) {
+      const ops::Weight &a = trained.set.layers[l].moe.experts[e].w2, &b = stored.set.layers[l].moe.experts[e].w2;
+      EXPECT_EQ(0, std::memcmp(a.data, b.data, static_cast<size_t>(a.rows * a.cols * 4))) << l << ", " << e;
+    }
+  }
+}
+
+TEST_F(TrainerTest, DamagedCheckpointsAreNamed) {
+  const std::string folder = root() + "/damaged";
+  run_all(config(), folder, 2);
+  const std::string shard = folder + "/checkpoints/step-30/model-00002-of-000003.safetensors";
+  ASSERT_TRUE(path_exists(shard));
+  fs::resize_file(shard, fs::file_size(shard) / 2);
+  ThreadPool pool(1);
+  RunOptions options;
+  options.folder = folder;
+  const auto trainer = Trainer::create(config(), options, pool);
+  ASSERT_FALSE(trainer.ok());
+  EXPECT_NE(std::string::npos, trainer.error().message.find("model-00002")) << trainer.error().message;
+}
+
+TEST_F(TrainerTest, AnotherConfigIsRefused) {
+  const std::string folder = root() + "/other";
+  run_all(config(), folder, 1);
+  ThreadPool pool(1);
+  RunOptions options;
+  options.folder = folder;
+  const auto trainer = Trainer::create(config(R"(, "recompute": true)"), options, pool);
+  ASSERT_FALSE(trainer.ok());
+  EXPECT_EQ(Code::invalid_argument, trainer.error().code);
+}
+
+TEST_F(TrainerTest, NumbersThatAreNoneEndTheRun) {
+  RunOptions options;
+  options.folder = root() + "/nan";
+  ThreadPool pool(1);
+  const auto trainer = Trainer::create(config(R"(, "recipe": {"matrices": "adamw", "matrix_rate": 10, "vector_rate": 10, "embedding_rate": 10, "clip": 1e9})"),
+                                       options, pool);
+  ASSERT_TRUE(trainer.ok()) << trainer.error().message;
+  const Result<RunSummary> summary = (*trainer)->run();
+  if (summary.ok()) return;  // it may survive; what must not happen is a checkpoint of no numbers
+  EXPECT_NE(std::string::npos, summary.error().message.find("is not a number")) << summary.error().message;
+}
+
+TEST_F(TrainerTest, ConfigsSayWhatIsWrong) {
+  const auto message = [&](std::string from, const std::string& to) {
+    std::string json = config_json();
+    json.replace(json.find(from), from.size(), to);
+    const auto parsed = parse_train_config(json, "run.json");
+    EXPECT_FALSE(parsed.ok()) << to;
+    return parsed.ok() ? std::string() : parsed.error().message;
+  };
+  EXPECT_NE(std::string::npos, message(R"("seed": 3)", R"("sed": 3)").find("sed is not a field"));
+  EXPECT_NE(std::string::npos, message(R"("tokens_per_step": 256)", R"("tokens_per_step": 250)").find("not a multiple"));
+  EXPECT_NE(std::string::npos, message(R"("steps": 14)", R"("steps": -1)").find("phases[0].steps"));
+  EXPECT_NE(std::string::npos, message(R"("steps": 14)", R"("steps": "many")").find("phases[0].steps"));
+  EXPECT_NE(std::string::npos, message(R"("data": "data", )", "").find("data is missing"));
+  EXPECT_NE(std::string::npos, message(R"("hidden_size": 32)", R"("hidden_size": -3)").find("hidden_size"));
+  std::string json = config_json();
+  json.replace(json.find(R"("name": "stories")"), 17, R"("name": "nowhere")");
+  RunOptions options;
+  options.folder = root() + "/never";
+  ThreadPool pool(1);
+  const auto trainer = Trainer::create(parse_train_config(json, root() + "/run.json").value(), options, pool);
+  ASSERT_FALSE(trainer.ok());
+  EXPECT_NE(std::string::npos, trainer.error().message.find("no source 'nowhere'")) << trainer.error().message;
+}
+
+}  // namespace
+}  // namespace k3::train
