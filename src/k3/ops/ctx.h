@@ -38,13 +38,6 @@ struct DeviceStep {
   int64_t sequences = 0;                // B
   int64_t longest = 0;                  // most tokens of a sequence in the step
   int64_t keys = 0;                     // sum of lengths; not known (0) in a graph
-  // In training.
-  const int32_t* targets = nullptr;     // [T], -1: no loss
-  const int32_t* by_id = nullptr;       // [T] tokens sorted by id, alike ones in their order
-  const int32_t* id_starts = nullptr;   // [distinct + 1] into by_id
-  const int32_t* ids = nullptr;         // [distinct]
-  int64_t distinct = 0;
-  double* nats = nullptr;               // [1] sum of losses, added to
 };
 
 struct Ctx {

@@ -5,7 +5,7 @@
 // Memory:   scratch from the workspace; what a backward wants stays there while it retains.
 // Threads:  everything is queued on Ctx::stream, nothing waits; ids, targets, offsets and sums of losses are those of Ctx::step.
 // Errors:   as dispatch.h says.
-// Source:   training.md; tolerances in the headers of the kernels (cuda/train_rows.h, gemm/cuda/mma_train.h, moe/cuda/moe_train.h,
+// Source:   training.md; tolerances in the headers of the kernels (cuda/train_rows.h, gemm/cuda/mma_train.h, moe/train/cuda/moe_train.h,
 //           mla/cuda/mla_train.h). No float atomics: the same step gives the same bits.
 #pragma once
 

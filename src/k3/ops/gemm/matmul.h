@@ -1,5 +1,5 @@
 // Purpose:  the dense product of training: c = op(a) op(b), or added to c, where op may transpose.
-// Shapes:   op(a) [M, K], op(b) [K, N], c [M, N]; all f32 or all f64 (on a GPU a, b bf16, c bf16 or f32); rows may be strided.
+// Shapes:   op(a) [M, K], op(b) [K, N], c [M, N]; all f32 or all f64; rows may be strided.
 // Units:    none.
 // Memory:   c is overwritten or added to; it overlaps neither input. Packed operands come from the workspace.
 // Threads:  parallel over tiles of c inside; a tile is one fixed-order sum whatever the thread count.

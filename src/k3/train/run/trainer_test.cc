@@ -9,6 +9,7 @@
 #include "k3/base/file.h"
 #include "k3/model/model.h"
 #include "k3/train/data/prepare/prepare.h"
+#include "k3/train/run/gradient.h"
 #include "k3/train/run/quantised_experts.h"
 #include "k3/train/tokenizer/learn_tokenizer.h"
 

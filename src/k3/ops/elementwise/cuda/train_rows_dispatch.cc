@@ -5,9 +5,10 @@
 #include "k3/ops/gemm/linear_train.h"
 #include "k3/ops/kda/kda_train.h"
 #include "k3/ops/mla/cuda/mla_train.h"
-#include "k3/ops/moe/cuda/moe_train.h"
+#include "k3/ops/moe/train/cuda/moe_train.h"
 #include "k3/ops/situ_glu/situ_glu.h"
 #include "k3/ops/tape.h"
+#include "k3/ops/train_step.h"
 
 namespace k3::ops::cuda {
 namespace {
@@ -96,7 +97,7 @@ void embedding_train(const Ctx& ctx, const Weight& table, const Tensor& out) noe
 }
 
 void embedding_vjp(const Ctx& ctx, const Tensor& dout, const Tensor& dtable) noexcept {
-  const DeviceStep& step = *ctx.step;
+  const TrainStep& step = train_step(ctx);
   note(ctx, embedding_vjp_launch(step.by_id, step.id_starts, step.ids, step.distinct, dout.data, dout.dim(1), dtable.f32(), ctx.stream),
        "embedding vjp");
 }
@@ -116,17 +117,17 @@ void cross_entropy(const Ctx& ctx, const Tensor& x, const Weight& head, double s
   for (int64_t begin = 0; begin < tokens; begin += chunk) {
     const int64_t end = std::min(tokens, begin + chunk);
     const Tensor part = logits.slice(0, end - begin), rows = x.slice(begin, end);
-    matmul(ctx, rows, Op::plain, weight, Op::transposed, part, false);
+    cuda::matmul(ctx, rows, Op::plain, weight, Op::transposed, part, false);
     note(ctx,
-         loss_rows_launch({end - begin, vocab, part.f32(), ctx.step->targets + begin, static_cast<float>(scale), losses.f32() + begin, slopes.data},
+         loss_rows_launch({end - begin, vocab, part.f32(), train_step(ctx).targets + begin, static_cast<float>(scale), losses.f32() + begin, slopes.data},
                           ctx.stream),
          "loss");
     if (tape == nullptr) continue;
     const Tensor d = slopes.slice(0, end - begin);
-    matmul(ctx, d, Op::plain, weight, Op::plain, dx.grad.slice(begin, end), !dx.fresh);
-    if (dhead) matmul(ctx, d, Op::transposed, rows, Op::plain, dhead.reshape({vocab, head.cols}), true);
+    cuda::matmul(ctx, d, Op::plain, weight, Op::plain, dx.grad.slice(begin, end), !dx.fresh);
+    if (dhead) cuda::matmul(ctx, d, Op::transposed, rows, Op::plain, dhead.reshape({vocab, head.cols}), true);
   }
-  note(ctx, loss_sum_launch(losses.f32(), tokens, ctx.step->nats, ctx.stream), "loss");
+  note(ctx, loss_sum_launch(losses.f32(), tokens, train_step(ctx).nats, ctx.stream), "loss");
 }
 
 Status check_train_sizes(const TrainSizes& s) {

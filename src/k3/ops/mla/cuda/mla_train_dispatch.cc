@@ -71,12 +71,12 @@ void mix_vjp(const Ctx& ctx, Tape& tape, const ops::MlaMixArgs& args, const Kept
   m.dkeys = dkeys.data;
   m.dshared = dshared.data;
   note(ctx, mla_train_vjp_launch(m, ctx.stream), "mla vjp");
-  matmul(ctx, dkeys, Op::plain, weight_matrix(a.kv_b), Op::plain, dlatent, false);
+  cuda::matmul(ctx, dkeys, Op::plain, weight_matrix(a.kv_b), Op::plain, dlatent, false);
   if (const Tensor dw = tape.parameter_grad(a.kv_b.data, a.kv_b.rows * a.kv_b.cols)) {
-    matmul(ctx, dkeys, Op::transposed, kept.latent, Op::plain, dw.reshape({a.kv_b.rows, a.kv_b.cols}), true);
+    cuda::matmul(ctx, dkeys, Op::transposed, kept.latent, Op::plain, dw.reshape({a.kv_b.rows, a.kv_b.cols}), true);
   }
   const Tape::Into dkv = tape.into(args.kv);
-  rms_norm_vjp(ctx, args.kv.columns(0, a.rank), args.kv_norm, args.eps, dlatent, dkv.grad.columns(0, a.rank), !dkv.fresh,
+  cuda::rms_norm_vjp(ctx, args.kv.columns(0, a.rank), args.kv_norm, args.eps, dlatent, dkv.grad.columns(0, a.rank), !dkv.fresh,
                tape.parameter_grad(args.kv_norm.data, args.kv_norm.size()));
   const Tensor to = dkv.grad.columns(a.rank, a.rank + a.rope);
   note(ctx,
@@ -95,8 +95,8 @@ void mla_mix_train(const Ctx& ctx, const ops::MlaMixArgs& args) noexcept {
   kept.keys = memory.tensor({tokens, a.kv_b.rows}, DType::bf16);
   kept.out = memory.tensor({tokens, heads * a.value});
   kept.logsum = memory.tensor({tokens, heads});
-  rms_norm_forward(ctx, args.kv.columns(0, a.rank), args.kv_norm, args.eps, kept.latent);
-  matmul(ctx, kept.latent, Op::plain, weight_matrix(a.kv_b), Op::transposed, kept.keys, false);
+  cuda::rms_norm_forward(ctx, args.kv.columns(0, a.rank), args.kv_norm, args.eps, kept.latent);
+  cuda::matmul(ctx, kept.latent, Op::plain, weight_matrix(a.kv_b), Op::transposed, kept.keys, false);
   MlaTrain m = attention_of(ctx, args, kept);
   Tape* const tape = ctx.tape;
   if (tape != nullptr && !tape->repeating()) {

@@ -1,6 +1,6 @@
 #include "k3/ops/cuda/launch.cuh"
 #include "k3/ops/cuda/reduce.cuh"
-#include "k3/ops/moe/cuda/moe_train.h"
+#include "k3/ops/moe/train/cuda/moe_train.h"
 #include "k3/ops/situ_glu/cuda/situ_glu_slopes.cuh"
 
 namespace k3::ops::cuda {

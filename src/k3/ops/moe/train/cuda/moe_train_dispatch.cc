@@ -2,7 +2,7 @@
 #include "k3/ops/cuda/op_state.h"
 #include "k3/ops/cuda/train_dispatch.h"
 #include "k3/ops/gemm/linear_train.h"
-#include "k3/ops/moe/cuda/moe_train.h"
+#include "k3/ops/moe/train/cuda/moe_train.h"
 #include "k3/ops/moe/moe.h"
 #include "k3/ops/optim/fake_quant/fake_quant.h"
 #include "k3/ops/optim/quantile/quantile.h"
@@ -56,10 +56,10 @@ void report_routes(const Ctx& ctx, const Layer& l, const Routed& kept) {
   const Tape* const tape = ctx.tape;
   if (tape == nullptr || tape->repeating() || !l.args.bias) return;
   if (const Tensor histogram = tape->watched(l.args.bias.data, "histogram"); histogram && l.topk < l.experts) {
-    quantile_accumulate(ctx, {kept.scores.f32(), l.tokens, l.experts, l.experts, l.topk, l.args.bias.f32(), tape->valid}, histogram.as<int32_t>());
+    ops::quantile_accumulate(ctx, QuantileInput<float>{kept.scores.f32(), l.tokens, l.experts, l.experts, l.topk, l.args.bias.f32(), tape->valid}, histogram.as<int32_t>());
   }
   if (const Tensor load = tape->watched(l.args.bias.data, "load")) {
-    expert_load(ctx, kept.ids.as<int32_t>(), l.tokens, l.topk, l.experts, tape->valid, load.as<int32_t>());
+    ops::expert_load(ctx, kept.ids.as<int32_t>(), l.tokens, l.topk, l.experts, tape->valid, load.as<int32_t>());
   }
 }
 
@@ -117,7 +117,7 @@ MmaTrain depth_product(const Layer& l, const Routed& kept, int64_t m, int64_t n)
 
 // What quantisation-aware training makes of the input of an experts' product (straight through).
 void quantise(const Ctx& ctx, const Tensor& x) {
-  if (ctx.mxfp8_experts) mxfp8_fake_quant(ctx, x, x);
+  if (ctx.mxfp8_experts) ops::mxfp8_fake_quant(ctx, x, x);
 }
 
 void experts_forward(const Ctx& ctx, const Layer& l, Routed& kept) {
@@ -138,7 +138,7 @@ void experts_forward(const Ctx& ctx, const Layer& l, Routed& kept) {
     in.c[i] = (i == 0 ? kept.gate : kept.up).data;
   }
   note(ctx, mma_rows_launch(in, ctx.stream), "experts, gate and up");
-  glu_train(ctx, kept.gate, kept.up, l.args.activation, kept.h);
+  cuda::glu_train(ctx, kept.gate, kept.up, l.args.activation, kept.h);
   quantise(ctx, kept.h);
   const bool retaining = memory.retaining();
   memory.retain(false);  // the rest is scratch
@@ -251,11 +251,11 @@ void routed_experts_train(const Ctx& ctx, const ops::RoutedExperts& args) noexce
   sort(ctx, l, kept);
   experts_forward(ctx, l, kept);
   if (args.norm) {
-    rms_norm_forward(ctx, kept.sum, args.norm, args.eps, args.out);
+    cuda::rms_norm_forward(ctx, kept.sum, args.norm, args.eps, args.out);
   } else if (kept.sum.data != args.out.data) {
     accumulate(ctx, kept.sum, args.out, false);
   }
-  if (args.shared_down) matmul(ctx, args.shared_hidden, Op::plain, weight_matrix(args.shared_down), Op::transposed, args.out, true);
+  if (args.shared_down) cuda::matmul(ctx, args.shared_hidden, Op::plain, weight_matrix(args.shared_down), Op::transposed, args.out, true);
   Tape* const tape = ctx.tape;
   if (tape == nullptr) return;
   // Experts belong to the model; the span outlives the step.
@@ -264,7 +264,7 @@ void routed_experts_train(const Ctx& ctx, const ops::RoutedExperts& args) noexce
     if (!dout) return;
     if (args.shared_down) linear_vjp(back, *tape, args.shared_hidden, args.shared_down, dout);
     if (args.norm) {
-      rms_norm_vjp(back, kept.sum, args.norm, args.eps, dout, dout, false, tape->parameter_grad(args.norm.data, args.norm.size()));
+      cuda::rms_norm_vjp(back, kept.sum, args.norm, args.eps, dout, dout, false, tape->parameter_grad(args.norm.data, args.norm.size()));
     }
     experts_vjp(back, *tape, Layer(args), kept, dout);
     tape->done(args.out);
