@@ -239,8 +239,8 @@ void report_largest(const Ctx& ctx, const MlaArgs& a, const std::vector<double>&
   if (!to) return;
   const size_t heads = static_cast<size_t>(a.q.dim(1));
   for (size_t i = 0; i < largest.size(); ++i) {
-    float& most = to.f32()[i % heads];
-    most = std::max(most, static_cast<float>(largest[i]));
+    double& most = to.f64()[i % heads];
+    most = std::max(most, largest[i]);
   }
 }
 

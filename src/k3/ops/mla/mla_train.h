@@ -6,7 +6,7 @@
 // Threads:  parallel over sequences and heads inside; sums in a fixed order.
 // Errors:   K3_CHECK on shapes.
 // Source:   o = P v, P = softmax(S): dv = P^T do, dP = do v^T, dS = P (dP - do . o), dq = scale dS k, dk = scale dS^T q; the
-//           shared key's gradient is the sum over heads. A tape that watches kv_b as "max_logit" [H] gets the largest logit of
+//           shared key's gradient is the sum over heads. A tape that watches kv_b as "max_logit" [H] (f64) gets the largest logit of
 //           each head (training.md 2.3). Tolerance of f32 against f64: norm ratio 1e-5.
 #pragma once
 

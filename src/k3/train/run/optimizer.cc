@@ -72,7 +72,7 @@ Status Optimizer::add_layers() {
     }
     if (layer.mla.kv_b) {
       Attention attention{layer.mla.q ? layer.mla.q : layer.mla.q_b, layer.mla.kv_b, {}};
-      K3_TRY_ASSIGN(attention.largest, sums(weights_->config.num_attention_heads * 4));
+      K3_TRY_ASSIGN(attention.largest, sums(weights_->config.num_attention_heads * dtype_bytes(largest_dtype())));
       attentions_.push_back(std::move(attention));
     }
   }
@@ -87,7 +87,7 @@ void Optimizer::watch(ops::Tape& tape) {
   }
   for (Attention& attention : attentions_) {
     tape.watch(attention.kv_b.data, "max_logit",
-               Tensor(attention.largest.data(), DType::f32, {weights_->config.num_attention_heads}));
+               Tensor(attention.largest.data(), largest_dtype(), {weights_->config.num_attention_heads}));
   }
 }
 
@@ -152,8 +152,10 @@ void Optimizer::read(const std::byte* sums, StepReport& report) const {
   }
   sums += sizeof(ops::GradNorm<double>);
   for (const Attention& a : attentions_) {
-    const auto* const largest = reinterpret_cast<const float*>(sums);
-    report.largest_logit = std::max(report.largest_logit, static_cast<double>(*std::max_element(largest, largest + weights_->config.num_attention_heads)));
+    for (int64_t h = 0; h < weights_->config.num_attention_heads; ++h) {
+      const double logit = on_gpu() ? static_cast<double>(reinterpret_cast<const float*>(sums)[h]) : reinterpret_cast<const double*>(sums)[h];
+      report.largest_logit = std::max(report.largest_logit, logit);
+    }
     sums += a.largest.size_bytes();
   }
   if (report.not_finite != nullptr) return;
@@ -186,13 +188,15 @@ void Optimizer::clip_attention(const ops::Ctx& ctx) {
     args.kv_bf16 = copy_of(place(attention.kv_b));
     args.kv_cols = attention.kv_b.cols;
     args.tau = recipe_.qk_clip;
-    const auto* const largest = reinterpret_cast<const float*>(attention.largest.data());
+    std::vector<T> largest;
+    if (!on_gpu()) {
+      const auto* const logits = reinterpret_cast<const double*>(attention.largest.data());
+      for (int64_t h = 0; h < args.heads; ++h) largest.push_back(static_cast<T>(logits[h]));
+    }
+    args.max_logits = on_gpu() ? reinterpret_cast<const T*>(attention.largest.data()) : largest.data();
     if constexpr (std::is_same_v<T, double>) {
-      const std::vector<double> wide(largest, largest + c.num_attention_heads);
-      args.max_logits = wide.data();
       ops::qk_clip_ref(args);
     } else {
-      args.max_logits = largest;
       ops::qk_clip(ctx, args);
     }
   }

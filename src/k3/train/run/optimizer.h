@@ -54,7 +54,7 @@ class Optimizer {
   };
   struct Attention {
     ops::Weight q, kv_b;
-    Storage largest;  // [heads] FP32
+    Storage largest;  // [heads] logits: FP64, on a GPU FP32
   };
 
   Optimizer(TrainWeights& weights, const Recipe& recipe) : weights_(&weights), recipe_(recipe) {}
@@ -70,6 +70,7 @@ class Optimizer {
   template <class T>
   void read(const std::byte* sums, StepReport& report) const;
   bool on_gpu() const { return weights_->device.is_cuda(); }
+  DType largest_dtype() const { return on_gpu() ? DType::f32 : DType::f64; }
   uint16_t* copy_of(int64_t at) const { return on_gpu() ? weights_->computed().as<uint16_t>() + at : nullptr; }
   Result<Storage> sums(int64_t bytes) const { return Storage::allocate_on(weights_->device, bytes); }
 

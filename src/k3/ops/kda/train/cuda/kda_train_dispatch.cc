@@ -161,7 +161,7 @@ struct Train {
     for (void** tile : {&c.kp, &c.qp, &c.km, &c.u, &c.d_o, &c.d_r}) *tile = w.tensor({places, kTrainRows, dim}, DType::bf16).data;
     for (void** squares : {&c.p, &c.t}) *squares = w.tensor({places, square}, DType::bf16).data;
     c.d_state = w.tensor({places, dim, dim}, DType::bf16).data;
-    c.factors = w.tensor({places, 2 * kTrainTiles, dim}).f32();
+    c.edges = w.tensor({places, kTrainTiles + 1, dim}).f32();
     c.row_numbers = w.tensor({places, 3 * kTrainRows}).f32();
     c.halo = w.tensor({places, 6 * kTrainHalo, dim}).f32();
     c.sums = w.tensor({places, 3 * kTrainTaps + 3, dim}).f32();

@@ -28,6 +28,7 @@ __global__ void __launch_bounds__(2 * D, 2) forward(const __grid_constant__ KdaT
     }
     cp_async_wait<0>();
     __syncthreads();
+    scale_columns<D>(state, inner.s.edge[0]);
 #pragma unroll 1
     for (int tile = 0; tile < kTrainTiles; ++tile) {
       uint32_t u[4];

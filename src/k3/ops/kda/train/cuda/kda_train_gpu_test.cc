@@ -10,7 +10,8 @@ namespace {
 struct Tolerance {  // kda_train_cuda.h
   double y, final, d_qk, d_v, gates, parameters;
 };
-constexpr Tolerance kFast = {6e-3, 5e-3, 8e-3, 8e-3, 2e-2, 1e-2}, kAlike = {1.5e-2, 2e-2, 1.5e-2, 3e-2, 2e-2, 1.5e-2},
+constexpr Tolerance kFast = {6e-3, 5e-3, 8e-3, 8e-3, 2e-2, 1e-2}, kNarrow = {6e-3, 5e-3, 1.2e-2, 8e-3, 2e-2, 1.5e-2},
+                    kAlike = {1.5e-2, 2e-2, 1.5e-2, 3e-2, 2e-2, 2e-2},
                     kPlain = {3e-3, 1e-5, 3e-3, 3e-3, 3e-3, 1e-5};
 
 double ratio(const std::vector<float>& x, const std::vector<double>& ref) {
@@ -61,16 +62,16 @@ void check(TrainGpu& gpu, const KdaTrainCase& c, const Tolerance& most, bool b_f
   EXPECT_LE(ratio(data.d_initial, ref.d_initial), most.d_qk) << "d_initial";
 }
 
-const Tolerance& tolerance_of(const KdaTrainCase& c) { return c.key_correlation > 0.5F ? kAlike : kFast; }
+const Tolerance& tolerance_of(const KdaTrainCase& c) { return c.key_correlation > 0.5F ? kAlike : c.dim < 128 ? kNarrow : kFast; }
 
 TEST(KdaTrainGpu, SanitizeRaggedBlocks) {
   K3_NEEDS_GPU();
   TrainGpu gpu;
   KdaTrainCase c;
   c.heads = 2, c.dim = 32, c.lengths = {67, 0, 1};
-  check(gpu, c, kFast);
+  check(gpu, c, tolerance_of(c));
   c.heads = 1, c.dim = 128, c.lengths = {66, 3};
-  check(gpu, c, kFast);
+  check(gpu, c, tolerance_of(c));
 }
 
 TEST(KdaTrainGpu, SanitizePlain) {
@@ -106,8 +107,10 @@ TEST(KdaTrainGpu, LengthsAndEmptySequences) {
     KdaTrainCase c;
     c.dim = dim;
     c.lengths = {0, 1, 3, 0, 15, 16, 17, 63, 64, 65, 200, 128, 0};
-    check(gpu, c, kFast);
-    check(gpu, c, kFast, true);
+    check(gpu, c, tolerance_of(c));
+    check(gpu, c, tolerance_of(c), true);
+    c.states = false;  // a forward by the kernels of inference
+    check(gpu, c, tolerance_of(c));
   }
 }
 

@@ -33,7 +33,7 @@ struct TrainGrads {
       };
       float stage[3][kTrainRows][kStride];  // gradients of QP, KP, KM; of qn, kn, sums of dG; of the convolutions of q, k, v
     };
-    float factor[kTrainTiles][2][D];
+    float edge[kTrainTiles + 1][D];
     float head[kTrainTiles][D], tail[kTrainTiles][D], link[6][D];
     float written[kTrainTiles][D], decayed[kHalves][D];  // parts of what the block's whole decay gets
     float constant[D], half_sums[kHalves][D];
@@ -69,23 +69,19 @@ struct TrainGrads {
     fetch(static_cast<const __nv_bfloat16*>(a.kept) + (static_cast<int64_t>(row) * a.heads + head) * D * D, s.state, D, D);
     fetch(static_cast<const __nv_bfloat16*>(a.d_state) + slot * D * D, s.d_state, D, D);
     cp_async_commit();
-    for (int i = thread; i < Scratch::kFactors; i += kThreads) (&s.factor[0][0][0])[i] = a.factors[slot * Scratch::kFactors + i];
+    for (int i = thread; i < Scratch::kEdges; i += kThreads) (&s.edge[0][0])[i] = a.edges[slot * Scratch::kEdges + i];
     for (int i = thread; i < Scratch::kRowNumbers; i += kThreads) (&s.numbers[0][0])[i] = a.row_numbers[slot * Scratch::kRowNumbers + i];
   }
 
   __device__ void links() const {
     if (thread >= D) return;
     const int k = thread;
-    const auto whole = [&](int tile) { return s.factor[tile][0][k] * s.factor[tile][1][k]; };
     float before = 1, after = 1;
-    for (int tile = 0; tile < kTrainTiles; ++tile) s.head[tile][k] = before * s.factor[tile][0][k], before *= whole(tile);
-    for (int tile = kTrainTiles - 1; tile >= 0; --tile) s.tail[tile][k] = after * s.factor[tile][1][k], after *= whole(tile);
+    for (int tile = 0; tile < kTrainTiles; ++tile) s.head[tile][k] = before *= s.edge[tile][k];
+    for (int tile = kTrainTiles - 1; tile >= 0; --tile) s.tail[tile][k] = after *= s.edge[tile + 1][k];
     for (int to = 1; to < kTrainTiles; ++to) {
-      float between = s.factor[to][0][k];
-      for (int from = to - 1; from >= 0; --from) {
-        s.link[to * (to - 1) / 2 + from][k] = between * s.factor[from][1][k];
-        between *= whole(from);
-      }
+      float between = 1;
+      for (int from = to - 1; from >= 0; --from) s.link[to * (to - 1) / 2 + from][k] = between *= s.edge[from + 1][k];
     }
   }
 
@@ -250,7 +246,7 @@ struct TrainGrads {
     float sum = 0, decay = 0;
     for (int i = 0; i < kHalves; ++i) decay += s.decayed[i][thread];
     for (int tile = 0; tile < kTrainTiles; ++tile) sum += s.written[tile][thread];
-    s.constant[thread] = fmaf(decay, s.head[kTrainTiles - 1][thread] * s.factor[kTrainTiles - 1][1][thread], sum);
+    s.constant[thread] = fmaf(decay, s.head[kTrainTiles - 1][thread] * s.edge[kTrainTiles][thread], sum);
   }
 };
 

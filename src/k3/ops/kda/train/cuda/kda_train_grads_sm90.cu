@@ -92,12 +92,10 @@ struct GradRows : TrainGrads<D> {
   }
 
   // Through gate, norms and SiLU: dz; gradients of the convolutions to the stage.
-  __device__ void activations(const Kept (&kept)[kTrainHalf], float2& d_bias, float2& d_decay) const {
+  __device__ void activations(const Kept (&kept)[kTrainHalf], const Window& v, float2& d_bias, float2& d_decay) const {
     const Taps v_taps(a.taps[2], channel);
     const float2 after = sum_after();
     const float rate = a.lower_bound * gate.rate;
-    Window v;
-    window(2, v);
     d_bias = d_decay = {0, 0};
 #pragma unroll
     for (int i = 0; i < kTrainHalf; ++i) {
@@ -126,9 +124,7 @@ struct GradRows : TrainGrads<D> {
   }
 
   // Through the convolution of one input.
-  __device__ void convolution(int part) const {
-    Window x;
-    window(part, x);
+  __device__ void convolution(int part, const Window& x) const {
     const Taps taps(a.taps[part], channel);
     float2 d[kTrainHalf + kTrainHalo], sums[kTrainTaps] = {};
 #pragma unroll
@@ -164,9 +160,11 @@ struct GradRows : TrainGrads<D> {
   }
 };
 
-// Blocks on a multiprocessor: what shared memory allows.
 template <int D>
-__global__ void __launch_bounds__(4 * D, D == 128 ? 1 : D == 64 ? 2 : 3) grads(const __grid_constant__ KdaTrainCudaArgs a) {
+constexpr int kResident = D == 128 ? 1 : D == 64 ? 2 : 3;  // on a multiprocessor: what shared memory allows
+
+template <int D>
+__global__ void __launch_bounds__(4 * D, kResident<D>) grads(const __grid_constant__ KdaTrainCudaArgs a) {
   extern __shared__ float4 shared[];
   using Shared = typename TrainGrads<D>::Shared;
   const int row = static_cast<int>(blockIdx.x) / a.pass_heads;
@@ -192,14 +190,17 @@ __global__ void __launch_bounds__(4 * D, D == 128 ? 1 : D == 64 ? 2 : 3) grads(c
   __syncthreads();
   typename GradRows<D>::Kept kept[kTrainHalf];
   g.operands(kept);
+  uint32_t x[3][kTrainHalf + kTrainHalo];
+  g.window(2, x[2]);  // loads go ahead of barriers
   __syncthreads();
   float2 d_bias, d_decay;
-  g.activations(kept, d_bias, d_decay);
+  g.activations(kept, x[2], d_bias, d_decay);
+  g.window(0, x[0]), g.window(1, x[1]);
   *reinterpret_cast<float2*>(&g.s.sums[3 * kTrainTaps][g.half][2 * g.pair]) = d_bias;
   *reinterpret_cast<float2*>(&g.s.sums[3 * kTrainTaps + 1][g.half][2 * g.pair]) = d_decay;
   __syncthreads();
-#pragma unroll 1
-  for (int part = 0; part < 3; ++part) g.convolution(part);
+#pragma unroll
+  for (int part = 0; part < 3; ++part) g.convolution(part, x[part]);
   __syncthreads();
   g.block_sums();
 }

@@ -19,10 +19,15 @@ struct TrainInner {
       float l[kTrainTiles][kTrainTile][kTrainTile];
     };
     __nv_bfloat16 p[kTrainTiles][kTrainTile][kTrainTile], t[kTrainTiles][kTrainTile][kTrainTile];
-    float factor[kTrainTiles][2][D];  // decay to the middle of the tile, decay after it
+    union {
+      float factor[kTrainTiles][2][D];  // decay to the middle of the tile, decay after it
+      float edge[kTrainTiles + 1][D];   // KdaTrainScratch::kEdges
+    };
     float beta[kTrainRows];
-    float squares[kTrainRows][2][kParts];  // of queries and keys
-    float stats[2][kTrainTile][kWarps][kKinds];  // of outputs: sum o^2, sum o dn; two sets in turn
+    union {
+      float squares[kTrainRows][2][kParts];        // of queries and keys
+      float stats[2][kTrainTile][kWarps][kKinds];  // of outputs: sum o^2, sum o dn; two sets in turn
+    };
   };
 
   const KdaTrainCudaArgs& a;
@@ -59,19 +64,28 @@ struct TrainInner {
 #pragma unroll 1
     for (int half = 0; half < 2; ++half) {
       const int row = kTrainTile * tile + kTrainHalf * half;
-      uint32_t x[kTrainHalf + kTrainHalo], z[kTrainHalf];
+      uint32_t x[3][kTrainHalf + kTrainHalo], z[kTrainHalf];
       float2 q[kTrainHalf], k[kTrainHalf];
+      const auto load = [&](int part) { load_window(x[part], rows_of(a.in[part], start) + 2 * pair, stride, begin + row, end); };
+      const auto load_z = [&] {
+#pragma unroll
+        for (int i = 0; i < kTrainHalf; ++i) {
+          z[i] = row + i < block.count ? *reinterpret_cast<const uint32_t*>(z_rows + (row + i) * stride) : 0U;
+        }
+      };
       const auto act = [&](int part, auto put) {
-        load_window(x, rows_of(a.in[part], start) + 2 * pair, stride, begin + row, end);
         const Taps taps(a.taps[part], channel);
 #pragma unroll
         for (int i = 0; i < kTrainHalf; ++i) {
-          const float2 y = convolve(x, taps, i);
+          const float2 y = convolve(x[part], taps, i);
           put(i, float2{silu(y.x).y, silu(y.y).y});
         }
       };
+      load(0), load(1);
+      if constexpr (kVjp) load(2), load_z();  // all at once; the forward's registers hold a state
       act(0, [&](int i, float2 y) { q[i] = y; });
       act(1, [&](int i, float2 y) { k[i] = y; });
+      if constexpr (!kVjp) load(2), load_z();
       float squares[2 * kTrainHalf];
 #pragma unroll
       for (int i = 0; i < kTrainHalf; ++i) {
@@ -81,10 +95,6 @@ struct TrainInner {
       const float sum = group_sums<kGroup>(squares);
       if (lane % kGroup < 2 * kTrainHalf) s.squares[row + lane % kTrainHalf][lane / kTrainHalf % 2][pair / 32] = sum;
       act(2, [&](int i, float2 y) { *reinterpret_cast<uint32_t*>(&s.v[row + i][2 * pair]) = pack_bf16(y.x, y.y); });
-#pragma unroll
-      for (int i = 0; i < kTrainHalf; ++i) {
-        z[i] = row + i < block.count ? *reinterpret_cast<const uint32_t*>(z_rows + (row + i) * stride) : 0U;
-      }
       __syncthreads();
       operands(pair, tile, half, q, k, z);
     }
@@ -119,10 +129,19 @@ struct TrainInner {
       put(s.qp[row + i], q[i].x * q_factor * down.x, q[i].y * q_factor * down.y);
       put(s.km[row + i], kn.x * up.x, kn.y * up.y);
     }
-    const float2 decay = {exp2_approx(total.x), exp2_approx(total.y)};
-    *reinterpret_cast<float2*>(&s.factor[tile][half][2 * pair]) = decay;
-    if constexpr (kVjp) {
-      *reinterpret_cast<float2*>(a.factors + slot * KdaTrainScratch<D>::kFactors + (2 * tile + half) * D + 2 * pair) = decay;
+    *reinterpret_cast<float2*>(&s.factor[tile][half][2 * pair]) = float2{exp2_approx(total.x), exp2_approx(total.y)};
+  }
+
+  __device__ void edges() const {  // barriers before and behind it
+    if (thread >= D) return;
+    float f[kTrainTiles][2];
+#pragma unroll
+    for (int tile = 0; tile < kTrainTiles; ++tile) f[tile][0] = s.factor[tile][0][thread], f[tile][1] = s.factor[tile][1][thread];
+#pragma unroll
+    for (int i = 0; i <= kTrainTiles; ++i) {
+      const float edge = (i > 0 ? f[i - 1][1] : 1.0F) * (i < kTrainTiles ? f[i][0] : 1.0F);
+      s.edge[i][thread] = edge;
+      if constexpr (kVjp) a.edges[slot * KdaTrainScratch<D>::kEdges + i * D + thread] = edge;
     }
   }
 
@@ -136,6 +155,7 @@ struct TrainInner {
 
   // L and P of every tile, then T = (I + L)^-1 by forward substitution in FP32, a thread a column.
   __device__ void inverses() {
+    edges();
     for (int unit = warp; unit < 2 * kTrainTiles; unit += kWarps) {
       const int tile = unit % kTrainTiles;
       const bool keys = unit < kTrainTiles;
@@ -189,10 +209,9 @@ struct TrainInner {
   }
   __device__ int token_of(int j, int i) const { return 8 * j + 2 * (lane % 4) + i % 2; }
 
-  // One tile: u (as A operand) and o; state goes to the end of the tile.
+  // One tile: u (as A operand) and o. state: relative to the middle of this tile before, of the next one after it.
   __device__ void recur(float (&state)[D / 8][4], int tile, uint32_t (&u)[4], float (&o)[2][4]) const {
     const int row = kTrainTile * tile;
-    scale_columns<D>(state, s.factor[tile][0]);
     float x[2][4] = {};
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
@@ -215,7 +234,7 @@ struct TrainInner {
     load_rows(b, shared_address(&s.p[tile][0][0]), kTrainTile, 0, 0);
     mma_pair(o[0], o[1], u, b);
     write_state<D>(state, u, shared_address(&s.km[row][0]));
-    scale_columns<D>(state, s.factor[tile][1]);
+    scale_columns<D>(state, s.edge[tile + 1]);
   }
 
   // Sums over all values of each token of the tile; one barrier. x: kind, then token_of.

@@ -26,6 +26,7 @@ __global__ void __launch_bounds__(2 * D, 2) inner_kernel(const __grid_constant__
   __syncthreads();
   const float weight[2] = {inner.norm_weight(0), inner.norm_weight(1)};
   float d_norm[2] = {0, 0};
+  scale_columns<D>(state, inner.s.edge[0]);
 #pragma unroll 1
   for (int tile = 0; tile < kTrainTiles; ++tile) {
     uint32_t u[4];

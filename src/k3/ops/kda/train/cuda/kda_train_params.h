@@ -23,7 +23,7 @@ template <int D>
 struct KdaTrainScratch {
   static constexpr int kTile = kTrainRows * D;            // bf16: keys, queries, ... [64, D]
   static constexpr int kSmall = kTrainTiles * kTrainTile * kTrainTile;  // bf16: P, T of each tile
-  static constexpr int kFactors = 2 * kTrainTiles * D;    // f32: decay up to the middle of each tile, and after it
+  static constexpr int kEdges = (kTrainTiles + 1) * D;    // f32: decay to the middle of the first tile, between middles, after the last
   static constexpr int kRowNumbers = 3 * kTrainRows;      // f32: beta, factors of q and k
   static constexpr int kHalo = 2 * 3 * kTrainHalo * D;    // f32: first rows of d_pre, last rows of dx
   static constexpr int kSums = (3 * kTrainTaps + 3) * D;  // f32: taps, dt_bias, a_log (by channel), norm
@@ -55,7 +55,7 @@ struct KdaTrainCudaArgs {
   void *kp, *qp, *km, *u, *d_o, *d_r;  // bf16 [rows, pass_heads, 64, D]
   void *p, *t;                         // bf16 [rows, pass_heads, 4, 16, 16]
   void* d_state;                       // bf16 [rows, pass_heads, D, D]: gradient of the state after the block
-  float *factors, *row_numbers, *halo, *sums;
+  float *edges, *row_numbers, *halo, *sums;
 };
 
 // For the kernels of inference: slot s, fresh, and no slot, of each sequence; the state before each sequence is zero.

@@ -13,7 +13,7 @@ struct Stage {
   __nv_bfloat16 kp[kTrainTile][kTrainStride<D>], qp[kTrainTile][kTrainStride<D>], km[kTrainTile][kTrainStride<D>],
       d_o[kTrainTile][kTrainStride<D>];
   __nv_bfloat16 p[kTrainTile][kTrainTile], t[kTrainTile][kTrainTile];
-  float factor[2][D];
+  float edge[2][D];  // of this tile and the one after it
   float beta[kTrainTile];
 };
 
@@ -33,18 +33,17 @@ __device__ void fetch(const KdaTrainCudaArgs& a, int64_t slot, int tile, Stage<D
     cp_async<16>(shared_address(&to.t[0][0] + 8 * thread), static_cast<const __nv_bfloat16*>(a.t) + square + 8 * thread);
   }
   for (int i = thread; i < 2 * D / 4; i += 2 * D) {
-    cp_async<16>(shared_address(&to.factor[0][0] + 4 * i), a.factors + slot * KdaTrainScratch<D>::kFactors + 2 * tile * D + 4 * i);
+    cp_async<16>(shared_address(&to.edge[0][0] + 4 * i), a.edges + slot * KdaTrainScratch<D>::kEdges + tile * D + 4 * i);
   }
   if (thread < kTrainTile / 4) {
     cp_async<16>(shared_address(&to.beta[4 * thread]), a.row_numbers + slot * KdaTrainScratch<D>::kRowNumbers + tile * kTrainTile + 4 * thread);
   }
 }
 
-// One tile: d_state goes from after the tile to before it; d_r as A operand.
+// One tile; d_r as A operand. d_state: relative to the middle of this tile before, of the one before it after.
 template <int D>
 __device__ __forceinline__ void reverse(float (&d_state)[D / 8][4], const Stage<D>& s, uint32_t (&d_r)[4]) {
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  scale_columns<D>(d_state, s.factor[1]);
   uint32_t d_o[4], b[4];
   load_left_turned(d_o, shared_address(&s.d_o[0][0]), kTrainStride<D>, 16 * warp, 0);
   float d_u[2][4] = {}, solved[2][4] = {};
@@ -64,7 +63,7 @@ __device__ __forceinline__ void reverse(float (&d_state)[D / 8][4], const Stage<
   uint32_t d_delta[4];
   pack_left(d_delta, solved[0], solved[1]);
   write_state<D>(d_state, d_delta, shared_address(&s.kp[0][0]));
-  scale_columns<D>(d_state, s.factor[0]);
+  scale_columns<D>(d_state, s.edge[0]);
 }
 
 template <int D>
@@ -87,12 +86,12 @@ __global__ void __launch_bounds__(2 * D, 2) scan(const __grid_constant__ KdaTrai
   for (int i = 0; i < kStages - 1; ++i) request(i);
   for (int done = 0; done < tiles; ++done) {
     const int tile = tiles - 1 - done;
-    if (done == 0 || tile % kTrainTiles == kTrainTiles - 1) {
-      store_state<D>(d_state, static_cast<__nv_bfloat16*>(a.d_state) + slot_of(tile) * D * D);
-    }
+    const bool border = done == 0 || tile % kTrainTiles == kTrainTiles - 1;
+    if (border) store_state<D>(d_state, static_cast<__nv_bfloat16*>(a.d_state) + slot_of(tile) * D * D);
     cp_async_wait<kStages - 2>();
     __syncthreads();
     request(done + kStages - 1);
+    if (border) scale_columns<D>(d_state, stages[done % kStages].edge[1]);
     uint32_t d_r[4];
     reverse<D>(d_state, stages[done % kStages], d_r);
     store_turned(static_cast<__nv_bfloat16*>(a.d_r) + slot_of(tile) * KdaTrainScratch<D>::kTile + tile % kTrainTiles * kTrainTile * D +

@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(kSumThreads) add_up(const __grid_constant__ Kd
   } else if (kind == 3 * kTrainTaps) {
     a.d_dt_bias[column] += sum;
   } else {
-    a.factors[((kind - 3 * kTrainTaps - 1) * a.pass_heads + head) * D + channel] = sum;  // which nobody reads any more
+    a.edges[((kind - 3 * kTrainTaps - 1) * a.pass_heads + head) * D + channel] = sum;  // which nobody reads any more
   }
 }
 
@@ -83,11 +83,11 @@ template <int D>
 __global__ void add_heads(const __grid_constant__ KdaTrainCudaArgs a) {  // D threads
   const int thread = static_cast<int>(threadIdx.x);
   float sum = 0;
-  for (int head = 0; head < a.pass_heads; ++head) sum += a.factors[(a.pass_heads + head) * D + thread];
+  for (int head = 0; head < a.pass_heads; ++head) sum += a.edges[(a.pass_heads + head) * D + thread];
   a.d_norm[thread] += sum;
   for (int head = thread; head < a.pass_heads; head += D) {
     float all = 0;
-    for (int channel = 0; channel < D; ++channel) all += a.factors[head * D + channel];
+    for (int channel = 0; channel < D; ++channel) all += a.edges[head * D + channel];
     a.d_a_log[a.first_head + head] += all;
   }
 }
