@@ -252,6 +252,7 @@ void mla_mix_train(const Ctx& ctx, const MlaMixArgs& args) noexcept {
   K3_CHECK(a.q.rank == 3 && a.q.dim(2) == a.nope + a.rope && args.kv.dim(1) == a.rank + a.rope &&
                a.kv_b.rows == heads * (a.nope + a.value) && a.offsets.back() == tokens,
            "mla: q {}, kv {}, kv_b {} x {}", a.q.shape_text(), args.kv.shape_text(), a.kv_b.rows, a.kv_b.cols);
+  if (ctx.device.is_cuda()) return cuda::mla_mix_train(ctx, args);
   Kept kept;
   kept.latent = ctx.workspace->tensor({tokens, a.rank}, a.q.dtype);
   kept.keys = ctx.workspace->tensor({tokens, a.kv_b.rows}, a.q.dtype);

@@ -264,7 +264,7 @@ Result<StepRecord> Trainer::Impl::step() {
 Status Trainer::Impl::evaluate_all() {
   double bits = 0, bytes = 0;
   for (const auto& [name, windows] : held_out) {
-    EvaluationRecord record = evaluate(*gradient, windows, 4);
+    EvaluationRecord record = evaluate(*gradient, windows, on_gpu() ? 64 : 4);
     record.step = state.step;
     record.source = name;
     bits += record.bits_per_byte * static_cast<double>(record.bytes);
