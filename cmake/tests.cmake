@@ -47,7 +47,8 @@ if(K3_HAVE_CUDA)
   target_link_libraries(k3_gpu_bench PRIVATE k3_train k3_model k3_ops k3::dep::fmt)
   # The same with kernels whose barriers racecheck can follow (ops/cuda/warp_arrive.cuh); built on demand.
   add_library(k3_racecheck_kernels OBJECT EXCLUDE_FROM_ALL ${CMAKE_SOURCE_DIR}/src/k3/ops/kda/cuda/kda_prefill_sm90.cu
-              ${CMAKE_SOURCE_DIR}/src/k3/ops/mla/cuda/mla_decode_sm90.cu)
+              ${CMAKE_SOURCE_DIR}/src/k3/ops/mla/cuda/mla_decode_sm90.cu ${CMAKE_SOURCE_DIR}/src/k3/ops/mla/cuda/mla_decode_halves_sm90.cu
+              ${CMAKE_SOURCE_DIR}/src/k3/ops/mla/cuda/mla_fused_sm90.cu)
   target_include_directories(k3_racecheck_kernels PRIVATE ${CMAKE_SOURCE_DIR}/src)
   target_compile_definitions(k3_racecheck_kernels PRIVATE K3_RACECHECK)
   target_compile_options(k3_racecheck_kernels PRIVATE ${K3_CUDA_FLAGS} ${K3_GENCODE_sm90})
@@ -63,8 +64,10 @@ if(K3_HAVE_CUDA)
 endif()
 
 if(TARGET k3 AND K3_HAVE_CUDA AND EXISTS ${CMAKE_SOURCE_DIR}/models/k3-mini)
-  add_test(NAME serve_gpu COMMAND ${K3_PYTHON} ${CMAKE_SOURCE_DIR}/tests/gpu/serve_gpu_test.py $<TARGET_FILE:k3> ${CMAKE_SOURCE_DIR}/models/k3-mini)
-  set_tests_properties(serve_gpu PROPERTIES LABELS gpu TIMEOUT 300 SKIP_RETURN_CODE 77)
+  foreach(_name serve commands)
+    add_test(NAME ${_name}_gpu COMMAND ${K3_PYTHON} ${CMAKE_SOURCE_DIR}/tests/gpu/${_name}_gpu_test.py $<TARGET_FILE:k3> ${CMAKE_SOURCE_DIR}/models/k3-mini)
+    set_tests_properties(${_name}_gpu PROPERTIES LABELS gpu TIMEOUT 300 SKIP_RETURN_CODE 77)
+  endforeach()
 endif()
 
 if(TARGET k3)

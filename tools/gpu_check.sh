@@ -6,7 +6,8 @@ usage() {
   cat <<'TEXT'
 usage: tools/gpu_check.sh [--sanitize | --only TOOL] [--tests FILTER] [--bench TEXT,TEXT | --no-bench] [BIN_DIR]
 
-BIN_DIR       folder with k3_gpu_test, k3_gpu_bench and, for racecheck, k3_gpu_racecheck_test; without it the preset `cuda` is built into build/cuda
+BIN_DIR       folder with k3_gpu_test, k3_gpu_bench, k3 (for the tests of server and commands; left out without it) and, for racecheck,
+              k3_gpu_racecheck_test; without it the preset `cuda` is built into build/cuda
 --sanitize    the *Sanitize* tests again under compute-sanitizer, memcheck and racecheck
 --only TOOL   nothing but those tests under memcheck or racecheck
 --tests       which tests (a GoogleTest filter); all without it
@@ -43,6 +44,7 @@ fi
 if [ -z "$bin" ]; then
   bin="$here/build/cuda"
   targets="k3_gpu_test"
+  [ -n "$tools_only" ] || targets="$targets k3"
   [ -n "$benches" ] && [ -z "$tools_only" ] && targets="$targets k3_gpu_bench"
   [[ "$sanitize" == *racecheck* ]] && targets="$targets k3_gpu_racecheck_test"
   log=$(mktemp)
@@ -65,44 +67,72 @@ out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
 failed=0
 
-# run_tests NAME FILTER COMMAND...: runs the tests, leaves a line of the table in $out/table.
+# run_tests NAME FILTER SHARDS COMMAND...: runs the tests, in so many processes at once, and leaves a line of the table in $out/table.
 run_tests() {
-  local name="$1" filter="$2" begin=$SECONDS code program=k3_gpu_test
+  local name="$1" filter="$2" shards="$3" begin=$SECONDS code=0 program=k3_gpu_test i one note=""
   # The same tests with barriers that racecheck can follow (src/k3/ops/cuda/warp_arrive.cuh).
   [ "$name" = racecheck ] && program=k3_gpu_racecheck_test
-  shift 2
+  shift 3
   if [ ! -x "$bin/$program" ]; then
     echo "gpu_check.sh: no $program in $bin" >&2
     failed=1
     return
   fi
-  timeout "$(left)" "$@" "$bin/$program" --gtest_filter="$filter" --gtest_color=no > "$out/$name" 2>&1
-  code=$?
+  for ((i = 0; i < shards; ++i)); do
+    mkdir -p "$out/tmp.$i"
+    (
+      TMPDIR="$out/tmp.$i" TEST_TMPDIR="$out/tmp.$i" GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$i \
+        timeout "$(left)" "$@" "$bin/$program" --gtest_filter="$filter" --gtest_color=no > "$out/$name.$i" 2>&1
+      echo $? > "$out/$name.$i.code"
+    ) &
+  done
+  wait
+  for ((i = 0; i < shards; ++i)); do
+    one=$(cat "$out/$name.$i.code")
+    [ "$one" -ne 0 ] || continue
+    code=$one
+    if [ "$one" -eq 124 ]; then
+      note="$note out of time in $(grep '^\[ RUN' "$out/$name.$i" | tail -1 | sed 's/.*\] //')"
+    elif ! grep -q '^\[  FAILED  \] .*ms)$' "$out/$name.$i"; then
+      note="$note ended with code $one in $(grep '^\[ RUN' "$out/$name.$i" | tail -1 | sed 's/.*\] //')"
+    fi
+    grep -E '^\[  FAILED  \] .*ms\)$|^========= (Invalid|Race|Error|ERROR|Warning|Program hit|Uninit)|Failure$' "$out/$name.$i" | head -40 >> "$out/failures"
+    grep -q '^\[  FAILED  \] .*ms)$' "$out/$name.$i" || tail -5 "$out/$name.$i" >> "$out/failures"
+  done
+  cat "$out/$name".*[0-9] > "$out/$name"
   local passed skipped broken
   passed=$(grep -c '^\[       OK \]' "$out/$name")
   skipped=$(grep -c '^\[  SKIPPED \] .*ms)$' "$out/$name")
   broken=$(grep -c '^\[  FAILED  \] .*ms)$' "$out/$name")
-  local note=""
-  if [ $code -eq 124 ]; then
-    note="out of time in $(grep '^\[ RUN' "$out/$name" | tail -1 | sed 's/.*\] //')"
-  elif [ $code -ne 0 ] && [ "$broken" -eq 0 ]; then
-    note="ended with code $code in $(grep '^\[ RUN' "$out/$name" | tail -1 | sed 's/.*\] //')"
-  elif [ $code -eq 0 ] && [ $((passed + skipped)) -eq 0 ]; then
-    note="no such test"
-  fi
-  [ $code -eq 0 ] || failed=1
+  [ $((code + passed + skipped)) -ne 0 ] || note="no such test"
+  [ "$code" -eq 0 ] || failed=1
   printf '%-12s %8s %8s %8s %6ss  %s\n' "$name" "$passed" "$broken" "$skipped" $((SECONDS - begin)) "$note" >> "$out/table"
-  if [ $code -ne 0 ]; then
-    grep -E '^\[  FAILED  \] .*ms\)$|^========= (Invalid|Race|Error|ERROR|Program hit|Uninit)|Failure$' "$out/$name" | head -40 >> "$out/failures"
-    [ "$broken" -gt 0 ] || tail -5 "$out/$name" >> "$out/failures"
+}
+
+# run_script NAME: tests/gpu/NAME_gpu_test.py with the program and the model of the repository; 77: left out.
+run_script() {
+  local name="$1" begin=$SECONDS code note=""
+  timeout "$(left)" python3 "$here/tests/gpu/${name}_gpu_test.py" "$bin/k3" "$here/models/k3-mini" > "$out/$name" 2>&1
+  code=$?
+  [ $code -eq 124 ] && note="out of time"
+  printf '%-12s %8s %8s %8s %6ss  %s\n' "$name" $((code == 0)) $((code != 0 && code != 77)) $((code == 77)) $((SECONDS - begin)) "$note" >> "$out/table"
+  if [ $code -ne 0 ] && [ $code -ne 77 ]; then
+    failed=1
+    tail -5 "$out/$name" >> "$out/failures"
   fi
 }
 
-[ -n "$tools_only" ] || run_tests tests "$tests" env
+[ -n "$tools_only" ] || run_tests tests "$tests" 1 env
+if [ -z "$tools_only" ] && [ "$tests" = "*" ] && [ -x "$bin/k3" ] && command -v python3 > /dev/null; then
+  run_script commands
+  run_script serve
+fi
 if [ -n "$sanitize" ]; then
   sanitizer=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
+  processes=$(nproc)  # of tests that mostly keep a processor busy
+  [ "$processes" -le 16 ] || processes=16
   if [ -x "$sanitizer" ]; then
-    for tool in $sanitize; do run_tests "$tool" '*Sanitize*' "$sanitizer" --tool "$tool" --error-exitcode 9 --print-limit 20; done
+    for tool in $sanitize; do run_tests "$tool" '*Sanitize*' "$processes" "$sanitizer" --tool "$tool" --error-exitcode 9 --print-limit 20; done
   else
     echo "gpu_check.sh: no compute-sanitizer (it comes with the CUDA toolkit)" >&2
     [ -n "$tools_only" ] && exit 77

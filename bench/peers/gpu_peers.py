@@ -1,14 +1,17 @@
 #!/usr/bin/env python3
-"""Our CUDA kernels beside other people's, one family after another, in one run: medians of graph replays (and of eager calls where a peer
-cannot be captured), L2 overwritten before each. Peers are what can be imported: fla (flash-linear-attention), flash_kda, flash_mla, and
-PyTorch's grouped_mm. A line a case, a table at the end: ours / peer, below 1 ours is faster.
+"""Our CUDA kernels beside other people's, one family after another, in one run: medians of graph replays and of eager calls, L2 overwritten
+before each. Peers are what can be imported: fla (flash-linear-attention), flash_kda, flash_mla, and PyTorch's grouped_mm. A line a case, a
+table at the end: ours / peer, below 1 ours is faster.
 
     K3_KERNELS=build/dev/libk3kernels.so python3 bench/peers/gpu_peers.py [--families prefill,decode,attnres,mla,moe] [--quick]
 
-FLA compiles for minutes at first: --warm runs everything once, untimed (several processes at once, --heads one each, fill Triton's cache);
---fla-configs 6 cuts its autotuning lists.
+prefill: heads 96 and 12, 1,024 to 131,072 tokens and 8 packed sequences; gates N(0, 1), gates of -8 (nothing is forgotten), keys alike (0.99).
+
+FLA compiles for minutes at first: --warm runs everything once, untimed. Several processes at once, --shard 0/8 to 7/8, fill Triton's cache, each
+with a part of the configurations; --fla-configs 6 cuts its autotuning lists.
 """
 import argparse
+import functools
 import importlib
 import json
 import sys
@@ -64,13 +67,15 @@ def graph_us(run, **kw):
     return eager_us(graph.replay, **kw)
 
 
-def best_us(run):
-    eager = eager_us(run)
+def best_us(run, **kw):
+    """The better of a graph's replay and an eager call, the eager call, the replay."""
+    eager = eager_us(run, **kw)
     try:
-        return min(eager, graph_us(run)), eager
+        graph = graph_us(run, **kw)
+        return min(eager, graph), eager, graph
     except Exception:  # cannot be captured
         torch.cuda.synchronize()
-        return eager, eager
+        return eager, eager, None
 
 
 def importable(name):
@@ -94,11 +99,11 @@ def case(family, name, our_run, peers, our_scale=1.0, note=""):
             run()
         torch.cuda.synchronize()
         return
-    us, eager = best_us(our_run)
+    us, eager, _ = best_us(our_run)
     line["ours_us"], line["ours_eager_us"] = round(us / our_scale, 2), round(eager / our_scale, 2)
     for peer, (run, scale) in peers.items():
         try:
-            us, eager = best_us(run)
+            us, eager, _ = best_us(run)
             line[peer + "_us"], line["ours/" + peer] = round(us / scale, 2), round(line["ours_us"] / (us / scale), 3)
         except Exception as e:
             line[peer + "_error"] = repr(e)[:160]
@@ -108,38 +113,86 @@ def case(family, name, our_run, peers, our_scale=1.0, note=""):
     print(json.dumps(line), flush=True)
 
 
-def kda_inputs(tokens, heads, sequences, batch=1, seed=0):
+def kda_inputs(tokens, heads, sequences, batch=1, seed=0, kind="normal"):
     gen = torch.Generator("cuda").manual_seed(seed)
     r = lambda *s: torch.randn(*s, generator=gen, device="cuda", dtype=torch.bfloat16)
     q, k, v, g = (r(batch, tokens, heads, D) for _ in range(4))
+    if kind == "keep":
+        g.fill_(-8)
+    if kind == "alike":  # correlation 0.99 with a key that all tokens share
+        k.mul_(0.1).add_(r(1, 1, heads, D))
     return q, k, v, g, r(batch, tokens, heads), torch.rand(heads, device="cuda"), torch.randn(heads, D, device="cuda"), torch.randn(sequences, heads, D, D, device="cuda") * 0.1
+
+
+def copy_rate():
+    """Bytes read and written per microsecond."""
+    a = torch.empty(1 << 30, dtype=torch.uint8, device="cuda").random_(0, 255)
+    b = torch.empty_like(a)
+    return 2 * a.numel() / eager_us(lambda: b.copy_(a))
+
+
+def prefill_peers(fla, flash, x, cu):
+    q, k, v, g, beta, A, dt, S = x
+    peers = {}
+    if fla:
+        @torch.inference_mode()
+        def run_fla():
+            return fla.chunk_kda(q, k, v, g, beta, scale=SCALE, initial_state=S, output_final_state=True, use_qk_l2norm_in_kernel=True,
+                                 use_gate_in_kernel=True, use_beta_sigmoid_in_kernel=True, safe_gate=True, lower_bound=LB, state_v_first=True,
+                                 cu_seqlens=cu, A_log=A, dt_bias=dt.reshape(-1))
+        peers["fla"] = run_fla
+    if flash:
+        out, final = torch.empty_like(q), torch.empty_like(S)
+
+        def run_flash():
+            flash.fwd(q, k, v, g, beta, SCALE, out, A, dt, LB, initial_state=S, final_state=final, cu_seqlens=cu)
+            return out, final
+        peers["flash_kda"] = run_flash
+    return peers
+
+
+def prefill_case(fla, flash, heads, tokens, kind, rate):
+    lens = [128] * 8 if options.warm and tokens == "packed" else PACKED if tokens == "packed" else [tokens]
+    total = sum(lens)
+    x = kda_inputs(total, heads, len(lens), kind=kind)
+    q, k, v, g, beta, A, dt, S = x
+    cu = torch.tensor([0] + torch.tensor(lens).cumsum(0).tolist(), device="cuda") if len(lens) > 1 else None
+    peers = prefill_peers(fla, flash, x, cu)
+    if options.warm:
+        for run in peers.values():
+            run()
+        torch.cuda.synchronize()
+        return
+    mine = ours.KdaPrefillCall(q, k, v, g, beta, A, dt, S.clone(), LB, lens)
+    mine.run()
+    got = mine.out.clone()
+    floor = (total * heads * (5 * 2 * D + 2) + 2 * S.numel() * 4) / rate
+    us, eager, graph = best_us(mine.run, seconds=0.2)
+    line = {"family": "kda prefill", "case": f"H={heads} T={tokens} {kind}", "floor_us": round(floor, 1), "ours_us": round(us, 1), "ours/floor": round(us / floor, 2),
+            "ours_eager_us": round(eager, 1), "ours_graph_us": round(graph, 1)}
+    for name, run in peers.items():
+        try:
+            line[name + "_differs"] = f"{ratio(got[:, -1024:], run()[0][:, -1024:]):.1e}"
+            us, eager, graph = best_us(run, seconds=0.2)
+            line[name + "_us"], line["ours/" + name] = round(us, 1), round(line["ours_us"] / us, 3)
+            line[name + "_eager_us"], line["ours/" + name + " eager"] = round(eager, 1), round(line["ours_eager_us"] / eager, 3)
+            if graph:
+                line[name + "_graph_us"], line["ours/" + name + " graph"] = round(graph, 1), round(line["ours_graph_us"] / graph, 3)
+        except Exception as e:
+            line[name + "_error"] = repr(e)[:160]
+    rows.append(line)
+    print(json.dumps(line), flush=True)
 
 
 def prefill(quick):
     fla, flash = importable("fla.ops.kda"), importable("flash_kda")
+    rate = copy_rate()
     for heads in options.heads:
-        for tokens in ((8192,) if quick else (1024, 8192, 32768, "packed")):
-            lens = PACKED if tokens == "packed" else [tokens]
-            total = sum(lens)
-            q, k, v, g, beta, A, dt, S = kda_inputs(total, heads, len(lens))
-            cu = torch.tensor([0] + torch.tensor(lens).cumsum(0).tolist(), device="cuda") if len(lens) > 1 else None
-            peers, final = {}, torch.empty_like(S)
-            if fla:
-                @torch.inference_mode()
-                def run_fla():
-                    return fla.chunk_kda(q, k, v, g, beta, scale=SCALE, initial_state=S, output_final_state=True, use_qk_l2norm_in_kernel=True,
-                                         use_gate_in_kernel=True, use_beta_sigmoid_in_kernel=True, safe_gate=True, lower_bound=LB, state_v_first=True,
-                                         cu_seqlens=cu, A_log=A, dt_bias=dt.reshape(-1))
-                peers["fla"] = (run_fla, 1)
-            out = torch.empty_like(q)
-            if flash:
-                peers["flash_kda"] = (lambda: flash.fwd(q, k, v, g, beta, SCALE, out, A, dt, LB, initial_state=S, final_state=final, cu_seqlens=cu), 1)
-            mine = ours.KdaPrefillCall(q, k, v, g, beta, A, dt, S.clone(), LB, lens)
-            note = ""
-            if fla:
-                mine.run()
-                note = f"outputs differ by {ratio(mine.out, run_fla()[0]):.1e}"
-            case("kda prefill", f"H={heads} T={tokens}", mine.run, peers, note=note)
+        sizes = (1024, 8192, 32768, 131072, "packed")
+        for tokens in (1024, "packed") if options.warm else (8192,) if quick else sizes:  # FLA's kernels do not depend on the length
+            for kind in ("normal",) if quick or options.warm else ("normal", "keep", "alike"):
+                prefill_case(fla, flash, heads, tokens, kind, rate)
+            torch.cuda.empty_cache()
 
 
 def decode(quick):
@@ -227,6 +280,36 @@ def moe(quick):
         case("experts bf16", f"T={tokens} of {experts}", run, peers, note=f"ours whole (gather, SiTU, sum), peer GEMMs alone; error {ratio(out[-1], want):.1e}")
 
 
+def cut_autotuning(args):
+    """Fewer configurations a kernel, a part of them in each of several warming processes, and short measurements."""
+    import triton
+    from triton.runtime.autotuner import Autotuner
+    part, parts = (int(n) for n in args.shard.split("/"))
+    init = Autotuner.__init__
+
+    def thinned(self, fn, names, configs, *a, **kw):
+        if args.fla_configs and configs:
+            configs = configs[:: max(1, -(-len(configs) // args.fla_configs))]
+        if parts > 1 and configs:
+            configs = configs[part::parts] or [configs[part % len(configs)]]
+        init(self, fn, names, configs, *a, **kw)
+    Autotuner.__init__ = thinned
+    triton.testing.do_bench = functools.partial(triton.testing.do_bench, warmup=5, rep=20)
+
+
+def print_table():
+    peers = ("fla", "flash_kda", "flash_mla", "grouped_mm")
+    print(f"\n{'family':<14}{'case':<30}{'ours us':>10}{'/floor':>8}" + "".join(f"{p + ' us':>16}{'ours/it':>9}" for p in peers))
+    for r in rows:
+        cells = "".join(f"{r.get(p + '_us', '-'):>16}{r.get('ours/' + p, '-'):>9}" for p in peers)
+        print(f"{r['family']:<14}{r['case']:<30}{r['ours_us']:>10}{r.get('ours/floor', '-'):>8}{cells}")
+    for peer in ("fla", "flash_kda"):
+        for mode in ("eager", "graph"):
+            found = [(r[f"ours/{peer} {mode}"], r["case"]) for r in rows if f"ours/{peer} {mode}" in r]
+            if found:
+                print(f"kda prefill, {mode}, ours / {peer}: {min(found)[0]} to {max(found)[0]} (worst: {max(found)[1]}), {len(found)} cases")
+
+
 FAMILIES = {"prefill": prefill, "decode": decode, "attnres": attnres, "mla": mla, "moe": moe}
 
 
@@ -236,24 +319,18 @@ def main():
     parser.add_argument("--quick", action="store_true", help="one case a family")
     parser.add_argument("--warm", action="store_true", help="run the peers once, time nothing")
     parser.add_argument("--heads", default=[96, 12], type=lambda text: [int(n) for n in text.split(",")], help="of prefill")
+    parser.add_argument("--shard", default="0/1", help="with --warm: this process's part of the configurations")
     parser.add_argument("--fla-configs", type=int, default=0, help="most configurations a kernel of FLA is tuned over (0: all)")
     global options
     args = options = parser.parse_args()
-    if args.fla_configs:
-        import triton
-        tune = triton.autotune
-        triton.autotune = lambda configs, *a, **kw: tune(configs[:: max(1, -(-len(configs) // args.fla_configs))], *a, **kw)
+    cut_autotuning(args)
     for name in args.families.split(","):
         try:
             FAMILIES[name](args.quick)
         except Exception as e:
             print(json.dumps({"family": name, "error": repr(e)[:300]}), flush=True)
         torch.cuda.empty_cache()
-    peers = ("fla", "flash_kda", "flash_mla", "grouped_mm")
-    print(f"\n{'family':<14}{'case':<30}{'ours us':>10}" + "".join(f"{p + ' us':>16}{'ours/it':>9}" for p in peers))
-    for r in rows:
-        cells = "".join(f"{r.get(p + '_us', '-'):>16}{r.get('ours/' + p, '-'):>9}" for p in peers)
-        print(f"{r['family']:<14}{r['case']:<30}{r['ours_us']:>10}{cells}")
+    print_table()
     return 0 if rows or args.warm else 1
 
 

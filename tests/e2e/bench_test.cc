@@ -165,6 +165,12 @@ TEST(Bench, WrongOptionsAreNamed) {
   const Outcome nothing = k3({"bench", kMini, "-p", "0", "-n", "0"});
   EXPECT_EQ(nothing.code, 2);
   EXPECT_THAT(nothing.err, HasSubstr("nothing to measure"));
+  const Outcome layers = k3(small({"--layers", "--no-ceilings"}));
+  EXPECT_EQ(layers.code, 2);
+  EXPECT_THAT(layers.err, HasSubstr("--device cuda"));
+  const Outcome set = k3({"bench", "--random", kMini, "--set", "hidden_size=-4"});
+  EXPECT_EQ(set.code, 2);
+  EXPECT_THAT(set.err, HasSubstr("--set hidden_size=-4"));
   const Outcome no_model = k3({"bench"});
   EXPECT_EQ(no_model.code, 2);
   EXPECT_THAT(no_model.err, HasSubstr("no model"));

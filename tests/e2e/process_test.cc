@@ -74,6 +74,18 @@ TEST(ExitCodes, EachDocumentedOne) {
   // 130: Run.InterruptEndsTheAnswerWithItsOwnExitCode.
 }
 
+TEST(Serve, APoolThatIsTooSmallOrTooLargeIsNotPassedOver) {
+  const auto serve = [](const char* pool) { return k3_spawn({"serve", kMini, "--port", "0", "-q", "--pool-bytes", pool}); };
+  Process small(serve("64MiB"));
+  ASSERT_TRUE(small.wait_err("listening on")) << small.err();
+  EXPECT_THAT(small.err(), testing::AllOf(HasSubstr("0 at 32,768 tokens"), HasSubstr("warning: the pool has no room for a request of 32,768 tokens")));
+  small.send(SIGTERM);
+  EXPECT_EQ(small.finish().code, 0);
+  const Outcome large = run_process(serve("1000TiB"));
+  EXPECT_EQ(large.code, 6) << large.err;
+  EXPECT_THAT(large.err, HasSubstr("--pool-bytes"));
+}
+
 TEST(ExitCodes, ErrorsGoToStderrInOneLine) {
   for (const std::vector<std::string>& arguments :
        std::vector<std::vector<std::string>>{{"inspect", "/nowhere"},

@@ -208,6 +208,7 @@ TEST(Run, BadInputIsRefused) {
                                                                                      {"--repetition-penalty", "0"},
                                                                                      {"--presence-penalty", "9"},
                                                                                      {"--seed", "abc"},
+                                                                                     {"--seed", "-1"},
                                                                                      {"-n", "0"},
                                                                                      {"-t", "0"},
                                                                                      {"-t", "99999"},

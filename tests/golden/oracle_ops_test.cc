@@ -251,7 +251,7 @@ TEST_P(OracleOps, WholeKdaLayer) {
     fresh(c);
     const Tensor out = v.zeros({tokens, 128});
     const Batch batch = batch_of(tokens);
-    kda_layer(ctx_, c, w, batch, batch.caches[0], v.tensor("in", {tokens, 128}), out);
+    kda_layer(ctx_, c, w, batch, batch.caches[0], {.out = v.tensor("in", {tokens, 128})}, out);
     expect_close(out, v.values("out"), name);
     const std::vector<float> expected = v.values("state_out");  // [H, K, V]
     const auto* state = static_cast<const float*>(batch.caches[0].state.recurrent_of(0));
@@ -275,7 +275,7 @@ TEST_P(OracleOps, WholeMlaLayer) {
     fresh(c);
     const Tensor out = v.zeros({6, 128});
     const Batch batch = batch_of(6);
-    mla_layer(ctx_, c, w, batch, batch.caches[3], v.tensor("in", {6, 128}), out);
+    mla_layer(ctx_, c, w, batch, batch.caches[3], {.out = v.tensor("in", {6, 128})}, out);
     expect_close(out, v.values("out"), "out");
     const std::vector<float> latent = v.values("kv_latent"), shared = v.values("k_rope");
     for (int64_t t = 0; t < 6; ++t) {
@@ -293,7 +293,7 @@ TEST_P(OracleOps, LatentMoe) {
   Vectors v("moe");
   const MoeWeights w = moe_weights(v, c, "");
   const Tensor out = v.zeros({3, 128});
-  ASSERT_TRUE(moe_layer(ctx_, c, w, 0, nullptr, v.tensor("in", {3, 128}), out).ok());
+  ASSERT_TRUE(moe_layer(ctx_, c, w, 0, nullptr, {.out = v.tensor("in", {3, 128})}, out).ok());
   // Outputs reach 177 here and the vectors were summed in float32: a float64 evaluation of their own inputs misses the
   // manifest's tolerance too (1.15 times, element 372, a cancelling sum). Two float32 roundings of the largest output,
   // 2 * 2^-24 * 177, are allowed on top.
@@ -324,15 +324,15 @@ void check_decoder_layer(const ops::Ctx& ctx, const Config& c, Vectors& v, const
   ops::rms_norm(ctx, mixed, v.tensor("input_layernorm_weight", {hidden}), 1e-5F, mixed);
   const LayerCache& cache = batch.caches[static_cast<size_t>(layer)];
   if (c.is_kda(layer)) {
-    kda_layer(ctx, c, kda_weights(v, c, "self_attn_", "_weight", true), batch, cache, mixed, delta);
+    kda_layer(ctx, c, kda_weights(v, c, "self_attn_", "_weight", true), batch, cache, {.out = mixed}, delta);
   } else {
-    mla_layer(ctx, c, mla_weights(v, c, "self_attn_"), batch, cache, mixed, delta);
+    mla_layer(ctx, c, mla_weights(v, c, "self_attn_"), batch, cache, {.out = mixed}, delta);
   }
   if (starts) std::fill_n(prefix.f32(), prefix.size(), 0.0F);
   ops::add(ctx, delta, prefix);
   ops::attn_res(ctx, bank.slice(0, sources), prefix, query("mlp"), 1e-5F, mixed);
   ops::rms_norm(ctx, mixed, v.tensor("post_attention_layernorm_weight", {hidden}), 1e-5F, mixed);
-  EXPECT_TRUE(moe_layer(ctx, c, moe_weights(v, c, "mlp_"), 0, nullptr, mixed, delta).ok());
+  EXPECT_TRUE(moe_layer(ctx, c, moe_weights(v, c, "mlp_"), 0, nullptr, {.out = mixed}, delta).ok());
   ops::add(ctx, delta, prefix);
   expect_close(prefix, v.values("out"), "out");
   const std::vector<float> bank_out = v.values("block_residual_out");

@@ -1,7 +1,11 @@
 // Models on a GPU against float64 forwards that independent programs made (tools/oracle): the ten random checkpoints of
 // tests/data/oracle-models and the trained one of the repository.
 // Tolerance of the trained model: logits within 3e-2 (norm ratio), argmax equal where the golden gap exceeds 0.25, mean nll within 0.02;
-// whole, chunked, decode and deterministic runs alike. Random checkpoints amplify BF16 (router margins of 2e-4: tokens go to other experts;
+// whole, chunked, decode and deterministic runs alike. A row on which the float64 router itself hardly decides may go to other experts: the
+// values between ops are BF16, which moves the gap between the last chosen and the first refused expert by 2.8e-4 in the median (NumPy
+// forward of this model, values rounded where a GPU rounds them, 2,304 gaps). Rows with a gap below twice that, somewhere in the nine layers
+// (golden/router_margins.json: 9 and 12 of 24), are judged by their best token alone; in that forward one of them (position 8 of `chat`,
+// 2.9e-4) turned in 4 of 16 runs that differed in the last bit, and took the ratio of all 24 rows from 0.6e-2 to 3.2e-2. Random checkpoints amplify BF16 (router margins of 2e-4: tokens go to other experts;
 // the CPU's policy bf16, which rounds nothing but inputs of products, is off by up to 0.5): their median row is held against that of the
 // CPU's policy bf16. A GPU rounds up to four times where the CPU does once (inputs and outputs of a product, the convolution, the recurrence):
 // twice the error for independent ones, held in the geometric mean over the ten models. One model of some dozens of rows scatters, and how
@@ -11,6 +15,7 @@
 
 #include <filesystem>
 #include <optional>
+#include <set>
 
 #include "k3/ops/cuda/gpu_test_util.h"
 #include "tests/golden/golden_data.h"
@@ -18,8 +23,10 @@
 namespace k3::golden {
 namespace {
 
-constexpr double kRatio = 3e-2, kGap = 0.25, kNll = 0.02;
+constexpr double kRatio = 3e-2, kGap = 0.25, kNll = 0.02, kRouterMargin = 5.6e-4;
 constexpr double kTimesPolicy = 2, kTimesOneModel = 4;
+
+constexpr size_t kRandomModels = 10;
 
 constexpr const char* kTrained = "models/k3-mini";
 
@@ -27,6 +34,7 @@ struct Golden {
   std::string name;
   std::vector<int32_t> ids;
   NpyMatrix logits;  // row i predicts token i + 1
+  std::vector<double> margins;  // of the router, of each row; empty: not known
 };
 
 double ratio_of(std::span<const float> got, std::span<const float> want) {
@@ -38,16 +46,42 @@ double ratio_of(std::span<const float> got, std::span<const float> want) {
   return std::sqrt(error / norm);
 }
 
+// Of the rows whose experts are the same beyond doubt: norm ratio, and the difference of their mean nll.
+struct SureRows {
+  size_t count = 0;
+  double ratio = 0, nll = 0;
+};
+
+double row_nll(std::span<const float> row, int32_t id) {
+  const double top = *std::max_element(row.begin(), row.end());
+  double sum = 0;
+  for (const float x : row) sum += std::exp(static_cast<double>(x) - top);
+  return top + std::log(sum) - static_cast<double>(row[static_cast<size_t>(id)]);
+}
+
+SureRows sure_rows(const std::vector<float>& got, const Golden& golden) {
+  const auto vocab = static_cast<size_t>(golden.logits.cols);
+  std::vector<float> a, b;
+  SureRows sure;
+  for (size_t t = 0; t < golden.ids.size(); ++t) {
+    if (golden.margins[t] < kRouterMargin) continue;
+    const std::span<const float> mine = std::span(got).subspan(t * vocab, vocab),
+                                 want = std::span(golden.logits.values).subspan(t * vocab, vocab);
+    a.insert(a.end(), mine.begin(), mine.end());
+    b.insert(b.end(), want.begin(), want.end());
+    if (t + 1 == golden.ids.size()) continue;
+    sure.nll += row_nll(mine, golden.ids[t + 1]) - row_nll(want, golden.ids[t + 1]);
+    ++sure.count;
+  }
+  sure.ratio = ratio_of(a, b);
+  sure.nll /= static_cast<double>(sure.count);
+  return sure;
+}
+
 double mean_nll(std::span<const float> logits, const std::vector<int32_t>& ids) {
   const size_t vocab = logits.size() / ids.size();
   double total = 0;
-  for (size_t t = 0; t + 1 < ids.size(); ++t) {
-    const std::span<const float> row = logits.subspan(t * vocab, vocab);
-    const double top = *std::max_element(row.begin(), row.end());
-    double sum = 0;
-    for (const float x : row) sum += std::exp(static_cast<double>(x) - top);
-    total += top + std::log(sum) - static_cast<double>(row[static_cast<size_t>(ids[t + 1])]);
-  }
+  for (size_t t = 0; t + 1 < ids.size(); ++t) total += row_nll(logits.subspan(t * vocab, vocab), ids[t + 1]);
   return total / static_cast<double>(ids.size() - 1);
 }
 
@@ -84,13 +118,15 @@ class GpuGolden : public testing::TestWithParam<const char*> {
     folder_ = GetParam();
     if (!std::filesystem::exists(source_path(folder_ + "/config.json"))) GTEST_SKIP() << folder_ << " is not here";
     if (std::filesystem::exists(source_path(folder_ + "/golden.json"))) {
-      goldens_.push_back({folder_, ids_of(read_json(folder_ + "/golden.json")["ids"]), read_npy(source_path(folder_ + "/golden_logits.npy")).value()});
+      goldens_.push_back({folder_, ids_of(read_json(folder_ + "/golden.json")["ids"]), read_npy(source_path(folder_ + "/golden_logits.npy")).value(), {}});
     } else {
       const nlohmann::json all = read_json(folder_ + "/golden/golden.json");
+      nlohmann::json margins = read_json(folder_ + "/golden/router_margins.json");
       for (const char* name : {"prose", "chat"}) {
-        Golden g{name, ids_of(all["prompts"][name]["prompt_ids"]), read_npy(source_path(folder_ + "/golden/logits_" + name + ".npy")).value()};
+        Golden g{name, ids_of(all["prompts"][name]["prompt_ids"]), read_npy(source_path(folder_ + "/golden/logits_" + name + ".npy")).value(), {}};
         for (const int32_t id : ids_of(all["prompts"][name]["greedy_ids"])) g.ids.push_back(id);
         g.ids.resize(static_cast<size_t>(g.logits.rows));
+        g.margins = margins[name].get<std::vector<double>>();
         goldens_.push_back(std::move(g));
       }
     }
@@ -113,11 +149,14 @@ class GpuGolden : public testing::TestWithParam<const char*> {
     if (folder_ != kTrained) {
       EXPECT_LE(e.median, kTimesOneModel * rounded.median) << how;
       log_times().push_back(std::log(e.median / rounded.median));
+      models().insert(folder_);
       return;
     }
-    EXPECT_LE(e.ratio, kRatio) << golden.name << " " << how;
+    const SureRows sure = sure_rows(got, golden);
+    fmt::print("  {} rows without a near tie of the router: ratio {:.2e}, nll {:+.4f}\n", sure.count, sure.ratio, sure.nll);
+    EXPECT_LE(sure.ratio, kRatio) << golden.name << " " << how;
     EXPECT_EQ(e.equal, e.clear) << golden.name << " " << how;
-    EXPECT_LE(std::abs(e.nll), kNll) << golden.name << " " << how;
+    EXPECT_LE(std::abs(sure.nll), kNll) << golden.name << " " << how;
   }
 
   // Logits of every token, fed in pieces of these sizes, the last of which repeats.
@@ -151,8 +190,12 @@ class GpuGolden : public testing::TestWithParam<const char*> {
     static std::vector<double> all;
     return all;
   }
+  static std::set<std::string>& models() {
+    static std::set<std::string> all;
+    return all;
+  }
   static void TearDownTestSuite() {
-    if (log_times().empty()) return;
+    if (models().size() < kRandomModels) return;  // a filter or a shard left some out
     double sum = 0;
     for (const double x : log_times()) sum += x;
     const double mean = std::exp(sum / static_cast<double>(log_times().size()));

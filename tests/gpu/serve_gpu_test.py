@@ -1,11 +1,14 @@
-"""k3 serve --device cuda as a process: answers, prefix hits, slots, tiers, refusals, load; with --device cpu the same on any machine.
+"""k3 serve --device cuda as a process: answers, prefix hits, slots, tiers, refusals, experts in host memory, load; with --device cpu the same
+on any machine, but for the experts.
 
-usage: serve_gpu_test.py PROGRAM BASE_FOLDER [--device cpu] [--load]
-BASE_FOLDER holds config.json and tokenizer of models/k3-mini; models are random. --load: throughput of a larger one by `k3 loadgen`.
-Exit code 77: no GPU."""
+usage: serve_gpu_test.py PROGRAM BASE_FOLDER [--device cpu] [--load] [--only-vram]
+BASE_FOLDER holds config.json and tokenizer of models/k3-mini; models are random. If its weights are there, the model itself answers, too, and is
+held against its golden answers. --load: throughput of a larger one by `k3 loadgen`. --only-vram: nothing but serving a model whose
+experts do not fit. Exit code 77: no GPU."""
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -19,11 +22,13 @@ from serve_process import ServeProcess  # noqa: E402
 GAP = 0.25  # between the two best, from which two ways to compute must choose the same
 
 
-def make_model(program, base, folder, large):
-    """A random model with K3's kinds of layers and the head sizes of the GPU kernels."""
+def make_model(program, base, folder, kind):
+    """A random model with K3's kinds of layers and the head sizes of the GPU kernels: small, large, or one of many experts."""
     config = json.loads((pathlib.Path(base) / "config.json").read_text())
     text = config["text_config"]
-    if large:
+    if kind == "experts":
+        text.update(num_experts=128, num_experts_per_token=8, moe_intermediate_size=512, routed_expert_hidden_size=512)
+    elif kind == "large":
         text.update(hidden_size=2048, num_hidden_layers=16, num_attention_heads=16, num_key_value_heads=16, q_lora_rank=768, intermediate_size=4096,
                     num_experts=64, num_experts_per_token=8, moe_intermediate_size=512, routed_expert_hidden_size=1024, attn_res_block_size=4)
         text["linear_attn_config"].update(num_heads=16, full_attn_layers=[4, 8, 12, 16],
@@ -92,6 +97,59 @@ def check_answers(server):
     assert len(set(texts)) > 1 and len(texts) == 4
 
 
+def check_golden(server, base):
+    """The trained model behind each token of its golden answers, against its float64 forward: the choice that it makes is as likely as the golden
+    one, but where the router hardly decides (golden_gpu_test.cc). Most of the prompt is in the cache from the question before."""
+    golden = json.loads((pathlib.Path(base) / "golden" / "golden.json").read_text())["prompts"]
+    for name, prompt in golden.items():
+        ids, first, off = prompt["prompt_ids"], len(prompt["prompt_ids"]) - 1, []
+        for i in range(len(prompt["greedy_ids"])):
+            choice = complete(server, ids + prompt["greedy_ids"][:i], 1, ignore_eos=False)["choices"][0]
+            if not choice["logprobs"]["token_logprobs"]:
+                continue  # it ends here: a stop token is no part of the answer
+            want = prompt["top8_logits"][first + i][0] - prompt["logsumexp"][first + i]
+            off.append(abs(choice["logprobs"]["token_logprobs"][0] - want))
+        print(f"  {name}: log-probabilities of {len(off)} choices within {max(off):.3f}, half of them within {sorted(off)[len(off) // 2]:.3f}")
+        assert sum(x > GAP for x in off) <= len(off) // 16, (name, off)
+
+
+def check_deterministic(program, model, options):
+    """The same bits whole, from a cached prefix, in company, and with other pages and fewer sequences at once."""
+    prompts = [ids(count, 30 + count) for count in (700, 65, 64, 17, 1)]
+    exact = ["--deterministic", *options]
+
+    def all_answers(server, salt, together):
+        answers = [None] * len(prompts)
+
+        def one(i):
+            answers[i] = complete(server, prompts[i], 24, cache_salt=salt)
+        threads = [threading.Thread(target=one, args=(i,)) for i in range(len(prompts))]
+        for thread in threads:
+            thread.start()
+            if not together:
+                thread.join()
+        for thread in threads:
+            thread.join()
+        return answers
+
+    def bits(answer):
+        return [answer["choices"][0][name] for name in ("text", "logprobs")]
+
+    runs = {}
+    for name, more in (("default", []), ("small pages, 2 at once", ["--block-tokens", "16", "--max-running", "2"])):
+        server = ServeProcess(program, model, *exact, *more)
+        runs[name + ", alone"] = all_answers(server, "a", False)
+        runs[name + ", prefix hit"] = all_answers(server, "a", False)
+        runs[name + ", together"] = all_answers(server, "b", True)
+        assert cached(runs[name + ", prefix hit"][0]) >= 640 and cached(runs[name + ", together"][0]) == 0
+        assert server.stop() == 0
+    want = next(iter(runs.values()))
+    for name, answers in runs.items():
+        for i, answer in enumerate(answers):
+            assert answer is not None and bits(answer) == bits(want[i]), (name, len(prompts[i]), bits(answer), bits(want[i]))
+    print(f"  deterministic: {len(runs)} ways, {len(prompts)} prompts, 24 tokens each with their logprobs: the same")
+
+
 def check_slots(server):
     prompt = ids(300, 9)
     begun = complete(server, prompt)
@@ -144,6 +202,56 @@ def check_refusals(program, model, device):
     refused(5, "--policy", "exact")
 
 
+def used_mib(process):
+    """GPU memory of a process; none where the driver does not say."""
+    done = subprocess.run(["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"], check=True, capture_output=True,
+                          text=True)
+    for line in done.stdout.splitlines():
+        pid, used = line.split(",")
+        if int(pid) == process.pid and used.strip().isdigit():
+            return int(used)
+    return None
+
+
+def deterministic_answers(server):
+    """Prompts in several chunks, continued ones (prefix hits) and a short one, with all that the server says of their tokens."""
+    prompts = [ids(150, 40), ids(150, 40) + ids(30, 41), ids(7, 42), ids(333, 43)]
+    return [(cached(a), a["choices"]) for a in (complete(server, prompt, 24) for prompt in prompts)]
+
+
+def check_vram(program, base, work):
+    """Experts that do not fit: what the plan promises, and the same answers to the bit."""
+    model = os.path.join(work, "experts")
+    make_model(program, base, model, "experts")
+    options = ["--device", "cuda", "--name", "model", "-q", "--ctx", "4096"]
+    server = ServeProcess(program, model, *options, "--deterministic")
+    want = deterministic_answers(server)
+    assert server.stop() == 0
+    assert want[1][0] > 0, "no prefix hit"
+
+    done = subprocess.run([program, "serve", model, "--port", "0", *options, "--vram", "1GiB"], capture_output=True, text=True, timeout=120)
+    said = done.stderr.strip().splitlines()[-1]
+    print("  refused:", done.returncode, said)
+    assert done.returncode == 6 and "pool" in said and "--pool-bytes" in said, said
+    need, unit = re.search(r"= ([\d.]+) ([MG])iB;", said).groups()
+    vram = int(float(need) * (1024 if unit == "G" else 1)) + 200  # a part of the experts' 430 MiB
+    for more in (["--deterministic"], [], ["--pool-bytes", "100MiB"]):
+        server = ServeProcess(program, model, *options, "--vram", f"{vram}MiB", *more)
+        print(f"-- --vram {vram}MiB {' '.join(more)}\n" + server.text())
+        assert "expert cache" in server.text() and "pool of states and latents" in server.text()
+        if more == ["--deterministic"]:
+            assert deterministic_answers(server) == want
+            print("  the same answers, to the bit")
+        else:
+            check_many(server)
+        check_metrics(server)
+        used = used_mib(server.process)
+        print(f"  {used} MiB of {vram} in use")
+        assert used is None or used <= vram
+        assert server.stop() == 0
+        assert "experts of short steps were on the GPU" in server.text()
+
+
 def alone(program, model, device):
     """One sequence without a server: what streaming to one user is held against."""
     command = [program, "run", model, "--device", device, "--raw", "-p", "Once upon a time", "-n", "256", "--temperature", "0", "--json"]
@@ -172,11 +280,15 @@ def main():
         sys.exit(77)
     work = tempfile.mkdtemp(prefix="k3-serve-gpu-")
     try:
+        if device != "cpu":
+            check_vram(program, base, work)
+        if "--only-vram" in sys.argv:
+            return
         slots = os.path.join(work, "slots")
         os.mkdir(slots)
         options = ["--device", device, "--slot-save-path", slots, "--name", "model", "-q"]
         model = os.path.join(work, "small")
-        make_model(program, base, model, large=False)
+        make_model(program, base, model, "small")
         # All of the GPU; then a pool that is too small for all at once, with host memory behind it.
         for more in ([], ["--pool-bytes", "40MiB", "--host-bytes", "2GiB", "--ctx", "4096", "--no-keep-idle"]):
             begin = time.time()
@@ -189,10 +301,18 @@ def main():
             values = check_metrics(server)
             assert not more or values['k3:tier_hits_total{tier="host"}'] > 0
             assert server.stop() == 0
+        check_deterministic(program, model, options)
+        if list(pathlib.Path(base).glob("*.safetensors")):
+            for more in ([], ["--deterministic"]):
+                server = ServeProcess(program, base, *options, *more)
+                print("trained model", *more)
+                check_golden(server, base)
+                assert server.stop() == 0
+            check_deterministic(program, base, options)
         check_refusals(program, model, device)
         if "--load" in sys.argv:
             model = os.path.join(work, "large")
-            make_model(program, base, model, large=True)
+            make_model(program, base, model, "large")
             alone(program, model, device)
             server = ServeProcess(program, model, *options)
             print(server.text())

@@ -56,9 +56,10 @@ Status init_command(const InitOptions& options) {
   if (options.no_vision) {
     K3_TRY_ASSIGN(json, remove_vision(json).with_context(path));
   }
+  const std::string before = json;
   K3_TRY_ASSIGN(json, edit_config(json, options.set).with_context(path));
   K3_TRY_ASSIGN(json, set_trunk_packing(json, false).with_context(path));  // random weights are in the released layout
-  K3_TRY_ASSIGN(Config config, parse_config(json, path));
+  K3_TRY_ASSIGN(Config config, edited_config(before, json, path, options.set));
   settle_random(config);
   K3_TRY(check_sizes(config).with_context(path));
   K3_TRY(prepare_output_folder(options.out, options.force));

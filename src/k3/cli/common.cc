@@ -66,7 +66,8 @@ Result<LoadOptions> load_options(const std::string& path, const ComputeOptions& 
   load.run.logit_rows = needs.logit_rows;
   load.run.sequences = needs.sequences;
   load.run.cache_bytes = needs.cache_bytes;
-  load.whole_on_device = needs.whole_on_device;
+  load.run.prompt_keys = needs.prompt_keys;
+  load.pool = needs.pool;
   load.run.policy = run.policy;
   load.run.threads = threads_of(options.threads);
   load.stream.expert_stats = options.expert_stats;
@@ -146,6 +147,13 @@ Result<RunnerOptions> runner_options(const ComputeOptions& options, const Config
                 limit);
   }
   return out;
+}
+
+Result<Config> edited_config(std::string_view before, std::string_view after, const std::string& path, const std::vector<std::string>& set) {
+  if (set.empty()) return parse_config(after, path);
+  auto config = parse_config(after, fmt::format("{} with --set {}", path, fmt::join(set, " --set ")));
+  if (config.ok() || config.error().code != Code::corrupt || !parse_config(before, path).ok()) return config;
+  return fail(Code::invalid_argument, "{}", config.error().message);
 }
 
 Result<Tokenizer> load_tokenizer(const std::string& model) {

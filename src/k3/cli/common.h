@@ -33,8 +33,9 @@ struct RunNeeds {
   int64_t chunk_tokens = 0;  // 0: as the options say
   int64_t logit_rows = 1;    // of one step; 0: of every token
   int64_t sequences = 1;
-  bool whole_on_device = false;  // LoadOptions
-  int64_t cache_bytes = 0;  // of a serving engine: pool and host tier; 0: by sequences and context
+  int64_t cache_bytes = 0;  // of a serving engine on a CPU: pool and host tier; 0: by sequences and context
+  GpuPoolRequest pool = {};  // of one on a GPU
+  int64_t prompt_keys = 0;   // PlanRequest
 };
 
 // A pool whose workers run where the plan of this machine (numa_plan.h) puts them.
@@ -43,6 +44,9 @@ std::unique_ptr<ThreadPool> make_pool(int threads);
 Result<LoadedModel> load_model(const std::string& path, const ComputeOptions& options, const RunNeeds& needs = {});
 DType cache_dtype(const std::string& name);  // f32, bf16 or f8_e4m3, as CLI11 has checked
 Result<RunnerOptions> runner_options(const ComputeOptions& options, const Config& config);
+
+// The config of `path` after --set: what is wrong there and was right before is a fault of the options (invalid_argument), not of the file.
+Result<Config> edited_config(std::string_view before, std::string_view after, const std::string& path, const std::vector<std::string>& set);
 
 // The tokenizer of a model folder (or of the folder of its config.json).
 Result<Tokenizer> load_tokenizer(const std::string& model);

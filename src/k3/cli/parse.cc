@@ -31,6 +31,11 @@ namespace {
 constexpr int64_t kMostTokens = int64_t{1} << 24;
 constexpr int64_t kMostShards = 99999;  // the names of the files have five digits
 
+// CLI11 reads -1 as the largest number.
+std::string check_seed(const std::string& text) {
+  return text.starts_with('-') ? "'" + text + "' is negative; a seed is a whole number from 0 on" : std::string();
+}
+
 constexpr const char* kModelHelp = "Model folder in the released Hugging Face layout, or its config.json";
 
 void add_model(CLI::App& app, std::string& model) { app.add_option("MODEL", model, kModelHelp)->required(); }
@@ -115,7 +120,7 @@ void add_sampling(CLI::App& app, SamplingOptions& o) {
   app.add_option("--presence-penalty", o.presence_penalty, "-2 to 2, for tokens already generated")
       ->check(CLI::Range(-2.0, 2.0))
       ->group(group);
-  app.add_option("--seed", o.seed, "Same seed, same answer")->group(group);
+  app.add_option("--seed", o.seed, "Same seed, same answer")->check(check_seed)->group(group);
   app.add_option("-n,--max-tokens", o.max_tokens, "Longest answer in tokens (default: until it ends or the context is full)")
       ->check(CLI::Range(int64_t{1}, int64_t{INT32_MAX}))
       ->group(group);
@@ -322,7 +327,7 @@ void add_bench_random(CLI::App& app, BenchOptions& o) {
                  "field=value of that config, as for k3 init; experts=mxfp4 or experts=bf16 packs or unpacks the routed experts")
       ->type_name("F=V")
       ->group(group);
-  app.add_option("--seed", o.seed, "Random seed (default 0)")->group(group);
+  app.add_option("--seed", o.seed, "Random seed (default 0)")->check(check_seed)->group(group);
   const auto ranks = [&](const char* name, int64_t& value, const char* help, int64_t least) {
     app.add_option(name, value, help)->check(CLI::Validator(CLI::Range(least, int64_t{4096})).description(""))->type_name("N")->group(group);
   };
@@ -395,7 +400,7 @@ void add_make_commands(CLI::App& app, AllOptions& o, Status& status) {
   init->add_option("OUT", o.init.out, "The folder to write")->required();
   init->add_option("--set", o.init.set,
                    "field=value by field name or dotted path; lowering num_hidden_layers trims both layer lists");
-  init->add_option("--seed", o.init.seed, "Random seed (default 0)");
+  init->add_option("--seed", o.init.seed, "Random seed (default 0)")->check(check_seed);
   init->add_option("--shards", o.init.shards, "Number of weight files (default 1)")
       ->check(CLI::Range(int64_t{1}, kMostShards));
   init->add_flag("--no-vision", o.init.no_vision, "Leave the vision tower out");

@@ -123,6 +123,7 @@ Result<std::unique_ptr<Engine>> Engine::create(const Model& model, ThreadPool& p
   K3_TRY(check_engine_options(model, o));
   K3_TRY_ASSIGN(const cache::CacheShape shape, cache::make_shape(layer_counts(model.config()), o.dtypes, o.block_tokens));
   K3_TRY(size_pool(model, shape, o));
+  if (model.plan()) o.step_tokens = std::min(o.step_tokens, model.plan()->chunk_tokens);
   const ComputeMode mode{o.policy, o.isa, o.deterministic, o.int8_activations};
   const ExecutorLimits limits{o.step_tokens, o.max_running, o.ctx_tokens};
   K3_TRY_ASSIGN(impl->executor, ModelExecutor::create(model, pool, mode, shape, limits));
@@ -146,6 +147,7 @@ Result<std::unique_ptr<Engine>> Engine::create(const Model& model, ThreadPool& p
   K3_TRY_ASSIGN(impl->cache, cache::HybridCache::create(c));
   if (queue != nullptr) K3_TRY(queue->follow(impl->executor->stream()));
   impl->executor->use(*impl->cache);
+  impl->executor->lose_device_at(o.lose_device_at);
   CoreOptions& k = impl->core_options;
   k.schedule = o.schedule;
   k.ctx_tokens = o.ctx_tokens;

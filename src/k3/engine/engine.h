@@ -45,7 +45,8 @@ struct EngineOptions {
   bool prefix_cache = true;
   int64_t host_bytes = 0, disk_bytes = 0;
   std::string disk_folder;
-  bool poison = false;  // tests
+  bool poison = false;           // tests
+  int64_t lose_device_at = 0;    // tests: this step, counted from 1, ends as on a GPU that fails
 };
 
 // Stays free on a GPU beside the pool: for logits of prompts, scratch of steps that no rehearsal had, the driver.

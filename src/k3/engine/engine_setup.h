@@ -16,6 +16,8 @@
 namespace k3 {
 
 Status check_engine_options(const Model& model, EngineOptions& options);
+// What a plan of a GPU has to know of the pool, before there is a model.
+Result<GpuPoolRequest> gpu_pool_request(const Config& config, const EngineOptions& options);
 // options.pool_bytes; on a GPU only what was asked for, the rest by size_gpu_pool.
 Status size_pool(const Model& model, const cache::CacheShape& shape, EngineOptions& options);
 // Once weights and the scratch of steps are there.

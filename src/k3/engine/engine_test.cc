@@ -129,6 +129,8 @@ TEST(Engine, RefusesWhatCannotWork) {
     return engine.ok() ? std::string() : engine.error().message;
   };
   EXPECT_NE(error([](EngineOptions& o) { o.pool_bytes = 1000; }).find("holds no sequence"), std::string::npos);
+  EXPECT_NE(error([](EngineOptions& o) { o.pool_bytes = int64_t{1} << 60; }).find("--pool-bytes"), std::string::npos);
+  EXPECT_NE(error([](EngineOptions& o) { o.host_bytes = INT64_MAX; }).find("--host-bytes"), std::string::npos);
   EXPECT_NE(error([](EngineOptions& o) { o.dtypes.latent = DType::bf16; }).find("FP32"), std::string::npos);
   EXPECT_NE(error([](EngineOptions& o) { o.block_tokens = 24; }).find("16"), std::string::npos);
   EXPECT_NE(error([](EngineOptions& o) { o.ctx_tokens = 1; }).find("at least"), std::string::npos);

@@ -55,14 +55,14 @@ void ModelExecutor::use(cache::HybridCache& cache) {
 
 // All sequences share their pages here: what is computed is thrown away.
 Status ModelExecutor::rehearse() {
-  const Config& config = model_.config();
   const int64_t ctx = limits_.ctx_tokens, further = std::min(kFurtherKeys, ctx);
-  // Mostly keys and values of all latents: two heads' widths a token in BF16, and the latent itself.
-  const int64_t expanded = (ctx + further) * 2 * (2 * config.num_attention_heads * config.v_head_dim + config.kv_lora_rank);
   K3_TRY_ASSIGN(const DeviceMemory memory, device_memory(model_.device()));
-  if (!deterministic_ && shape_.counts.mla_layers > 0 && expanded > memory.free_bytes) {
-    return fail(Code::exhausted, "prompts of up to {} tokens need {} for their keys and values; {} of {} are free on {} (see --ctx)", ctx,
-                format_bytes(expanded), format_bytes(memory.free_bytes), format_bytes(memory.total_bytes), device_name(model_.device()));
+  const int64_t scratch = gpu_scratch_bytes(model_.config(), deterministic_ ? 1 : limits_.step_tokens, limits_.sequences,
+                                            deterministic_ ? 1 : ctx + further, deterministic_ ? 1 : limits_.sequences);
+  if (!model_.plan() && scratch > memory.free_bytes) {
+    return fail(Code::exhausted, "steps of up to {} tokens and {} sequences need {} of scratch; {} of {} are free on {} (see --ctx, "
+                "--max-running; --vram keeps experts in host memory)", limits_.step_tokens, limits_.sequences, format_bytes(scratch),
+                format_bytes(memory.free_bytes), format_bytes(memory.total_bytes), device_name(model_.device()));
   }
   K3_TRY_ASSIGN(const Storage pages, Storage::allocate_on(model_.device(), (1 + shape_.groups()) * shape_.page_bytes));
   runner_.set_pool(pages.data());
@@ -96,6 +96,7 @@ Status ModelExecutor::rehearse() {
 }
 
 Result<Tensor> ModelExecutor::step(std::span<const StepItem> items) {
+  if (++steps_ == lose_at_) return fail(Code::device_lost, "step {}: lost for a test", steps_);
   const bool gpu = model_.device().is_cuda();
   inputs_.clear();
   exports_.resize(items.size());

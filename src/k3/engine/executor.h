@@ -51,6 +51,7 @@ class ModelExecutor final : public Executor {
   Status rehearse();
   // The cache, of the shape given above, that steps write to; before the first step, outlives the last one.
   void use(cache::HybridCache& cache);
+  void lose_device_at(int64_t step) { lose_at_ = step; }        // tests: EngineOptions
   Stream stream() { return runner_.stream(); }                    // of the steps on a GPU
   int64_t scratch_bytes() { return runner_.scratch_bytes(); }
 
@@ -69,12 +70,13 @@ class ModelExecutor final : public Executor {
   ExecutorLimits limits_;
   bool deterministic_;  // on a GPU every token is a step of its own then
   cache::HybridCache* cache_ = nullptr;
+  int64_t steps_ = 0, lose_at_ = 0;
   std::vector<PagedInput> inputs_;
   std::vector<std::vector<PagedExport>> exports_;
 };
 
-// A prompt's part in a step on a GPU expands the keys of all tokens before it; prompts share a step while the longest context and
-// so many further keys are not exceeded.
+// A prompt's part in a step on a GPU expands the keys of all tokens before it, which a prompt that shares its step does again for
+// fewer tokens; so prompts share a step while the longest context and so many further keys are not exceeded.
 inline constexpr int64_t kFurtherKeys = 8192;
 
 // The counts of a model that decide its page size.

@@ -107,7 +107,7 @@ TEST(Checkpoint, AcceptsTheFormatsCorners) {
   const char* header =
       R"( "scalar":{"dtype":"F32","shape":[],"data_offsets":[5,9]},"__metadata__":{"format":"pt","x":"\u00e9"},)"
       R"("empty":{"data_offsets":[5,5],"shape":[0,4611686018427387904],"dtype":"U8"},"extra":{"dtype":"U8",)"
-      R"("shape":[5],"data_offsets":[0,5],"note":[1,{"a":null}]},"\u0077\ud83d\ude00":{"dtype":"F64","shape":[1],)"
+      R"("shape":[5],"data_offsets":[0,5],"note":[1,{"a":null}]},"\u0077\ud83d\ude00":{"dtype":"C64","shape":[1],)"
       R"("data_offsets":[9,17]},"odd":{"dtype":"F4_E9","shape":[3],"data_offsets":[17,18]}})";
   folder.write("m.safetensors", safetensors_file("{" + std::string(header) + "   ", "abcde" + std::string(13, '\0')));
   const auto checkpoint = Checkpoint::open(folder.path());
@@ -119,7 +119,7 @@ TEST(Checkpoint, AcceptsTheFormatsCorners) {
   EXPECT_EQ(contents(*checkpoint, "extra"), "abcde");
   EXPECT_EQ(contents(*checkpoint, "empty"), "");
   // A dtype nobody can hold is an error only for who asks for it.
-  for (const auto& [name, dtype] : {std::pair("w\U0001F600", "F64"), std::pair("odd", "F4_E9")}) {
+  for (const auto& [name, dtype] : {std::pair("w\U0001F600", "C64"), std::pair("odd", "F4_E9")}) {
     const auto foreign = checkpoint->find(name);
     ASSERT_FALSE(foreign.ok());
     EXPECT_EQ(foreign.error().code, Code::unsupported);
@@ -132,7 +132,7 @@ TEST(Checkpoint, AcceptsTheFormatsCorners) {
 TEST(Checkpoint, EveryDtypeIsRead) {
   const TempFolder folder;
   std::string header = "{", data;
-  for (const DType dtype : {DType::f32, DType::bf16, DType::f16, DType::f8_e4m3, DType::u8, DType::i32, DType::i64}) {
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16, DType::f8_e4m3, DType::u8, DType::i32, DType::i64, DType::f64}) {
     const size_t begin = data.size();
     data.append(static_cast<size_t>(3 * dtype_bytes(dtype)), static_cast<char>('a' + static_cast<int>(dtype)));
     header += fmt::format(R"({}"{}":{{"dtype":"{}","shape":[3],"data_offsets":[{},{}]}})", header.size() > 1 ? "," : "",
@@ -141,7 +141,7 @@ TEST(Checkpoint, EveryDtypeIsRead) {
   folder.write("m.safetensors", safetensors_file(header + "}", data));
   const auto checkpoint = Checkpoint::open(folder.path());
   ASSERT_TRUE(checkpoint.ok()) << checkpoint.error().message;
-  for (const DType dtype : {DType::f32, DType::bf16, DType::f16, DType::f8_e4m3, DType::u8, DType::i32, DType::i64}) {
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16, DType::f8_e4m3, DType::u8, DType::i32, DType::i64, DType::f64}) {
     EXPECT_EQ(checkpoint->find(dtype_name(dtype))->dtype, dtype);
     EXPECT_EQ(contents(*checkpoint, dtype_name(dtype)),
               std::string(static_cast<size_t>(3 * dtype_bytes(dtype)), static_cast<char>('a' + static_cast<int>(dtype))));

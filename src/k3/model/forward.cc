@@ -26,21 +26,28 @@ Result<int64_t> run_layers(const ops::Ctx& ctx, const Config& config, const Weig
   Tensor mixed, delta;  // these two, or in training others for each sub-layer
   int64_t banked = 0;
   Tensor pending;  // the last sub-layer's output, not yet in the prefix
-  // What stands before a sub-layer: its input is mixed from the banked rows and the prefix, and normed.
+  // What stands before a sub-layer: its input is mixed from the banked rows and the prefix, and normed. The sub-layer's first products
+  // compute it.
   const auto site = [&](const Tensor& query, const Tensor& norm, bool starts_block) {
     mixed = ops::fresh(ctx, input);
     delta = ops::fresh(ctx, output);
-    ops::attn_res_site(ctx, {.delta = pending,
-                             .prefix = prefix,
-                             .bank_to = starts_block ? bank.at(banked) : Tensor(),
-                             .blocks = bank.slice(0, banked),
-                             .query = query,
-                             .norm = norm,
-                             .eps = eps,
-                             .out = mixed});
+    ops::AttnResSite out = {.delta = pending,
+                            .prefix = prefix,
+                            .bank_to = starts_block ? bank.at(banked) : Tensor(),
+                            .blocks = bank.slice(0, banked),
+                            .query = query,
+                            .norm = norm,
+                            .eps = eps,
+                            .out = mixed};
+    // In training it is computed here: a sub-layer that is computed again must find the sum as it was.
+    if (ctx.training) {
+      ops::attn_res_site(ctx, out);
+      out = {.out = mixed};
+    }
     pending = {};
     // The raw layer input is banked, not the mix.
     if (starts_block) ++banked;
+    return out;
   };
 
   if (source.stream != nullptr) source.stream->begin_step(tokens);
@@ -51,19 +58,19 @@ Result<int64_t> run_layers(const ops::Ctx& ctx, const Config& config, const Weig
     const LayerCache& cache = ctx.training ? no_cache : batch.caches[static_cast<size_t>(l)];
 
     const bool starts_block = res && l % block == 0;
-    site(w.attention_res_query, w.input_norm, starts_block);
+    const ops::AttnResSite attention = site(w.attention_res_query, w.input_norm, starts_block);
     // The sum restarts from the attention output alone.
     const bool kda = config.attention[static_cast<size_t>(l)] == AttentionKind::kda;
-    ops::region(ctx, starts_block ? prefix : delta, [&config, &w, &batch, &cache, kda, mixed](const ops::Ctx& c, const Tensor& out) {
-      kda ? kda_layer(c, config, w.kda, batch, cache, mixed, out) : mla_layer(c, config, w.mla, batch, cache, mixed, out);
+    ops::region(ctx, starts_block ? prefix : delta, [&config, &w, &batch, &cache, kda, attention](const ops::Ctx& c, const Tensor& out) {
+      kda ? kda_layer(c, config, w.kda, batch, cache, attention, out) : mla_layer(c, config, w.mla, batch, cache, attention, out);
     });
     if (!starts_block) pending = delta;
 
-    site(w.mlp_res_query, w.post_attention_norm, false);
+    const ops::AttnResSite mlp = site(w.mlp_res_query, w.post_attention_norm, false);
     Status done;
-    ops::region(ctx, delta, [&config, &w, &done, l, stream = source.stream, mixed, moe = config.is_moe(l)](const ops::Ctx& c, const Tensor& out) {
-      if (!moe) return mlp_layer(c, activation_of(config), w.mlp, mixed, out);
-      Status status = moe_layer(c, config, w.moe, l, stream, mixed, out);
+    ops::region(ctx, delta, [&config, &w, &done, l, stream = source.stream, mlp, moe = config.is_moe(l)](const ops::Ctx& c, const Tensor& out) {
+      if (!moe) return mlp_layer(c, activation_of(config), w.mlp, mlp, out);
+      Status status = moe_layer(c, config, w.moe, l, stream, mlp, out);
       if (stream != nullptr) done = std::move(status);  // in memory nothing fails, and a region may be repeated after this frame
     });
     K3_TRY(std::move(done));

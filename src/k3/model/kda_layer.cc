@@ -5,7 +5,7 @@
 namespace k3 {
 
 void kda_layer(const ops::Ctx& ctx, const Config& config, const KdaWeights& w, const Batch& batch, const LayerCache& cache,
-               const Tensor& x, const Tensor& out) {
+               const ops::AttnResSite& x, const Tensor& out) {
   const Workspace::Scope scope(*ctx.workspace);
   const int64_t tokens = batch.token_count(), heads = config.kda_num_heads, width = config.kda_head_dim;
   const int64_t channels = config.kda_width();

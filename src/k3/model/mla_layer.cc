@@ -9,7 +9,7 @@
 namespace k3 {
 
 void mla_layer(const ops::Ctx& ctx, const Config& config, const MlaWeights& w, const Batch& batch, const LayerCache& cache,
-               const Tensor& x, const Tensor& out) {
+               const ops::AttnResSite& x, const Tensor& out) {
   const Workspace::Scope scope(*ctx.workspace);
   const int64_t tokens = batch.token_count(), heads = config.num_attention_heads;
   const int64_t query_width = config.qk_nope_head_dim + config.qk_rope_head_dim, value = config.v_head_dim;
@@ -30,11 +30,7 @@ void mla_layer(const ops::Ctx& ctx, const Config& config, const MlaWeights& w, c
 
   const Tensor o = scratch(heads * value);
   // The step's latents go into the cache first; attention reads history and step alike from there.
-  ops::MlaMixArgs mix;
-  mix.kv = kv;
-  mix.kv_norm = w.kv_a_norm;
-  mix.eps = latent_eps;
-  ops::MlaArgs& args = mix.mla;
+  ops::MlaArgs args;
   args.q = q.reshape({tokens, heads, query_width});
   args.kv_b = w.kv_b;
   args.nope = config.qk_nope_head_dim;
@@ -47,7 +43,10 @@ void mla_layer(const ops::Ctx& ctx, const Config& config, const MlaWeights& w, c
   args.table = cache.table;
   args.out = o.reshape({tokens, heads, value});
   args.gate = gate;
-  ops::mla_mix(ctx, mix);
+  args.kv = kv;
+  args.kv_norm = w.kv_a_norm;
+  args.kv_eps = latent_eps;
+  ops::mla(ctx, args);
   ops::linear(ctx, o, w.o, out);
 }
 

@@ -42,17 +42,14 @@ Result<std::optional<GpuPlan>> make_gpu_plan(const Config& config, const LoadOpt
   K3_TRY_ASSIGN(const DeviceMemory memory, device_memory(options.device));
   const int64_t free = memory.free_bytes - memory.free_bytes / kAutoShare;
   const bool asked = options.vram_bytes || options.ram_bytes || options.ram_auto;
-  if (!asked && text_weight_bytes(config) <= free) return std::optional<GpuPlan>();
-  if (options.whole_on_device) {
-    return fail(Code::unsupported, "the weights take {}, {} has {} free, and all of them have to be there: serving from a GPU works without "
-                "experts in host memory (--vram, --ram)", format_bytes(text_weight_bytes(config)),
-                device_name(options.device), format_bytes(free));
-  }
+  const bool fits = text_weight_bytes(config) <= free;
+  if (!asked && fits && options.pool.least_bytes == 0) return std::optional<GpuPlan>();
   const int64_t available = available_memory_bytes();
   GpuPlanRequest request;
   request.run = options.run;
   request.run.limit_bytes = options.vram_bytes.value_or(free);
   request.ram_bytes = options.ram_bytes.value_or(available - available / kAutoShare);
+  request.pool = options.pool;
   if (request.run.limit_bytes > memory.total_bytes) {
     return fail(Code::exhausted, "--vram {} is more than the {} of {}", format_bytes(request.run.limit_bytes),
                 format_bytes(memory.total_bytes), device_name(options.device));
@@ -61,8 +58,11 @@ Result<std::optional<GpuPlan>> make_gpu_plan(const Config& config, const LoadOpt
     return fail(Code::exhausted, "--ram {} is more than the {} that the system and its control groups have left",
                 format_bytes(request.ram_bytes), format_bytes(available));
   }
-  K3_TRY_ASSIGN(GpuPlan plan, plan_gpu(config, gpu_model_bytes(config, request.run.chunk_tokens), request));
-  return std::optional<GpuPlan>(std::move(plan));
+  Result<GpuPlan> plan = plan_gpu(config, gpu_model_bytes(config, request.run.chunk_tokens), request);
+  // Beside a whole model that nobody limited, a serving engine finds out what its pool can have.
+  if (!asked && fits && (!plan.ok() || plan->everything)) return std::optional<GpuPlan>();
+  if (!plan.ok()) return std::move(plan).take_error();
+  return std::optional<GpuPlan>(*std::move(plan));
 }
 
 }  // namespace

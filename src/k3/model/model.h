@@ -37,7 +37,7 @@ struct LoadOptions {
   bool ram_auto = false;  // what the system and its control groups have left
   // On a GPU: most of its memory; ram_bytes is then the most pinned host memory. Absent: all that is free, if the model needs it.
   std::optional<int64_t> vram_bytes;
-  bool whole_on_device = false;  // refuse a model of which a part would stay in host memory
+  GpuPoolRequest pool;    // of a serving engine on a GPU
   PlanRequest run;        // sizes of the Runner to come; limit_bytes is set by load
   StreamOptions stream;
   LoadProgress progress;

@@ -32,17 +32,18 @@ ops::Glu activation_of(const Config& config) {
   return glu;
 }
 
-void mlp_layer(const ops::Ctx& ctx, const ops::Glu& activation, const MlpWeights& w, const Tensor& x, const Tensor& out) {
+void mlp_layer(const ops::Ctx& ctx, const ops::Glu& activation, const MlpWeights& w, const ops::AttnResSite& x, const Tensor& out) {
   const Workspace::Scope scope(*ctx.workspace);
-  const Tensor hidden = ctx.workspace->tensor({x.dim(0), w.gate.rows}, ctx.activation());
+  const Tensor hidden = ctx.workspace->tensor({x.out.dim(0), w.gate.rows}, ctx.activation());
   const ops::LinearPart part{.w = w.gate, .y = hidden, .up = w.up, .glu = &activation};
   ops::linear_many(ctx, x, {&part, 1});
   ops::linear(ctx, hidden, w.down, out);
 }
 
 Status moe_layer(const ops::Ctx& ctx, const Config& config, const MoeWeights& w, int64_t l, WeightStream* stream,
-                 const Tensor& x, const Tensor& out) {
+                 const ops::AttnResSite& site, const Tensor& out) {
   const Workspace::Scope scope(*ctx.workspace);
+  const Tensor& x = site.out;
   const int64_t tokens = x.dim(0);
   const ops::Glu activation = activation_of(config);
 
@@ -56,7 +57,7 @@ Status moe_layer(const ops::Ctx& ctx, const Config& config, const MoeWeights& w,
   if (w.shared) parts[count++] = {.w = w.shared.gate, .y = shared_hidden, .up = w.shared.up, .glu = &activation};
   // Experts that come from the disk are asked for first; the other products are computed while they come.
   const size_t early = stream != nullptr ? 1 : count;
-  ops::linear_many(ctx, x, std::span(parts, early));
+  ops::linear_many(ctx, site, std::span(parts, early));
 
   ops::RoutedExperts routed;
   routed.z = z;

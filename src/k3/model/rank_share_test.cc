@@ -95,7 +95,7 @@ TEST(RankShare, SharesOfALayerSumToTheWhole) {
     Runner runner = Runner::create(model, pool, options).value();
     std::vector<float> out(input.size());
     const Tensor x(input.data(), DType::f32, {kTokens, config.hidden_size}), y(out.data(), DType::f32, {kTokens, config.hidden_size});
-    EXPECT_TRUE(moe_layer(runner.ctx(), config, model.weights().layers[kLayer].moe, kLayer, nullptr, x, y).ok());
+    EXPECT_TRUE(moe_layer(runner.ctx(), config, model.weights().layers[kLayer].moe, kLayer, nullptr, {.out = x}, y).ok());
     return out;
   };
   const std::vector<float> want = layer(whole);

@@ -12,16 +12,6 @@
 namespace k3 {
 namespace {
 
-Status run_job(const Checkpoint& checkpoint, const ReadJob& job) {
-  if (!job.needs_widening()) {
-    K3_TRY(checkpoint.read(job.name, job.info, std::span(job.target, static_cast<size_t>(job.info.size_bytes))));
-    return finish_job(checkpoint, job, job.target);
-  }
-  std::vector<std::byte> stored(static_cast<size_t>(job.info.size_bytes));
-  K3_TRY(checkpoint.read(job.name, job.info, stored));
-  return finish_job(checkpoint, job, stored.data());
-}
-
 // Sizes, allocates, places and fills one arena.
 template <class Wire>
 Status load_arena(const Checkpoint& checkpoint, const Config& config, const FillJobs& fill, WeightSet& set, const Wire& wire) {
@@ -53,6 +43,16 @@ Status wire_globals(ArenaPlan& plan, const Config& config, WeightSet& set) {
 }
 
 }  // namespace
+
+Status run_job(const Checkpoint& checkpoint, const ReadJob& job) {
+  if (!job.needs_widening()) {
+    K3_TRY(checkpoint.read(job.name, job.info, std::span(job.target, static_cast<size_t>(job.info.size_bytes))));
+    return finish_job(checkpoint, job, job.target);
+  }
+  std::vector<std::byte> stored(static_cast<size_t>(job.info.size_bytes));
+  K3_TRY(checkpoint.read(job.name, job.info, stored));
+  return finish_job(checkpoint, job, stored.data());
+}
 
 Status run_jobs(const Checkpoint& checkpoint, const std::vector<ReadJob>& jobs, ThreadPool& pool, std::atomic<int64_t>& done,
                 int64_t total, const LoadProgress& progress) {

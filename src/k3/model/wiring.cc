@@ -116,7 +116,10 @@ Status ArenaPlan::matrix(ParamId id, int64_t layer, int64_t expert, ops::Weight&
     case DType::bf16: out.scheme = ops::Scheme::bf16; break;
     case DType::f16: out.scheme = ops::Scheme::f16; break;
     case DType::f32: out.scheme = ops::Scheme::f32; break;
-    case DType::f64: out.scheme = ops::Scheme::f64; break;
+    case DType::f64:
+      if (!training_) return dtype_error(name, info);
+      out.scheme = ops::Scheme::f64;
+      break;
     case DType::i8: return int8(param_family(id), name, info, out);
     default: return dtype_error(name, info);
   }

@@ -30,6 +30,9 @@ struct ReadJob {
 // What follows the read of a job: bytes in `stored` become the target, codes their order in memory, scales are checked.
 Status finish_job(const Checkpoint& checkpoint, const ReadJob& job, const std::byte* stored);
 
+// A read of the file and what follows it.
+Status run_job(const Checkpoint& checkpoint, const ReadJob& job);
+
 // Positions for byte ranges of files, with room for the slack of DiskReader around each run of ranges that lie behind each
 // other in a file and keep the alignment. Such a run can be one read.
 class SlackPlacer {

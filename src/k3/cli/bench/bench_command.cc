@@ -272,7 +272,7 @@ Status bench_command(const BenchOptions& options) {
   if (text) needs.ctx_tokens = std::max(needs.ctx_tokens, kQualityWindow + 1);  // [BOS] and a window
   for (const BenchCase& c : cases) needs.sequences = std::max(needs.sequences, c.batch);
   needs.logit_rows = text ? 0 : needs.sequences;
-  if (options.layers && !device.is_cuda()) return fail(Code::unsupported, "--layers works with --device cuda alone");
+  if (options.layers && !device.is_cuda()) return fail(Code::invalid_argument, "--layers works with --device cuda alone");
   if (device.is_cuda()) return gpu_bench(options, device, compute, needs, cases);
   K3_TRY_ASSIGN(const LoadedModel loaded, bench_model(options, device, compute, needs));
   K3_TRY_ASSIGN(const ModelSummary summary, bench_summary(options, *loaded.model));

@@ -19,6 +19,7 @@ constexpr std::string_view kPacked = "experts=mxfp4", kUnpacked = "experts=bf16"
 Result<Config> random_config(const BenchOptions& options) {
   const std::string path = is_directory(options.random) ? join_path(options.random, "config.json") : options.random;
   K3_TRY_ASSIGN(std::string json, read_file(path, int64_t{16} << 20));
+  const std::string before = json;
   std::vector<std::string> fields;
   for (const std::string& assignment : options.set) {
     if (assignment.starts_with("experts=") && assignment != kPacked && assignment != kUnpacked) {
@@ -33,7 +34,7 @@ Result<Config> random_config(const BenchOptions& options) {
   K3_TRY_ASSIGN(json, remove_vision(json).with_context(path));
   K3_TRY_ASSIGN(json, edit_config(json, fields).with_context(path));
   K3_TRY_ASSIGN(json, set_trunk_packing(json, false).with_context(path));  // random weights are in the released layout
-  K3_TRY_ASSIGN(Config config, parse_config(json, path));
+  K3_TRY_ASSIGN(Config config, edited_config(before, json, path, options.set));
   settle_random(config);
   return rank_config(config, {.tp = options.tp, .ep = options.ep, .rank = options.rank});
 }

@@ -190,10 +190,9 @@ Result<GpuCeilings> measure(Device device) {
   return GpuCeilings{c.copy_gbps * 1e9, c.gemm_tflops * 1e12, 0, 0, 0};
 }
 
-Result<double> pinned_rate(Device device, ThreadPool& pool) {
+Result<double> pinned_rate(Device device) {
   K3_TRY_ASSIGN(const StreamHandle stream, make_stream());
-  K3_TRY_ASSIGN(PinnedFeeder feeder, PinnedFeeder::create(device, pool, stream.get()));
-  return feeder.measure_copy();
+  return PinnedFeeder::measure_copy(device, stream.get());
 }
 
 }  // namespace
@@ -209,7 +208,7 @@ Status gpu_bench(const BenchOptions& options, Device device, const ComputeOption
     return fail(Code::unsupported, "--layers times layers whose weights are on the GPU; this model keeps experts in host memory (--vram)");
   }
   if (options.random.empty()) {
-    K3_TRY_ASSIGN(ceilings.pinned_bytes_per_second, pinned_rate(device, *loaded.pool));
+    K3_TRY_ASSIGN(ceilings.pinned_bytes_per_second, pinned_rate(device));
   }
   return GpuBench(options, loaded, ceilings).run(cases);
 }

@@ -99,7 +99,7 @@ class LayerTimer {
     if (summary_.kda_layers == 0) return {};
     const auto part = each([this](int64_t l) { return config_.is_kda(l); },
                            [this](const ops::Ctx& ctx, const Batch& batch, const LayerWeights& w, int64_t l, const Tensor& x, const Tensor& out) -> Status {
-                             kda_layer(ctx, config_, w.kda, batch, batch.caches[static_cast<size_t>(l)], x, out);
+                             kda_layer(ctx, config_, w.kda, batch, batch.caches[static_cast<size_t>(l)], {.out = x}, out);
                              return {};
                            });
     return add("KDA", summary_.kda_layers, part, component_bytes(summary_, Component::kda) + states_,
@@ -110,7 +110,7 @@ class LayerTimer {
     if (summary_.mla_layers == 0) return {};
     const auto part = each([this](int64_t l) { return config_.is_mla(l); },
                            [this](const ops::Ctx& ctx, const Batch& batch, const LayerWeights& w, int64_t l, const Tensor& x, const Tensor& out) -> Status {
-                             mla_layer(ctx, config_, w.mla, batch, batch.caches[static_cast<size_t>(l)], x, out);
+                             mla_layer(ctx, config_, w.mla, batch, batch.caches[static_cast<size_t>(l)], {.out = x}, out);
                              return {};
                            });
     return add("MLA", summary_.mla_layers, part, component_bytes(summary_, Component::mla) + step_.cache_bytes - states_,
@@ -121,7 +121,7 @@ class LayerTimer {
     if (summary_.moe_layers == 0) return {};
     const auto part = each([this](int64_t l) { return config_.is_moe(l); },
                            [this](const ops::Ctx& ctx, const Batch&, const LayerWeights& w, int64_t l, const Tensor& x, const Tensor& out) {
-                             return moe_layer(ctx, config_, w.moe, l, nullptr, x, out);
+                             return moe_layer(ctx, config_, w.moe, l, nullptr, {.out = x}, out);
                            });
     double experts = 0;
     {
@@ -142,7 +142,7 @@ class LayerTimer {
     if (summary_.dense_layers == 0) return {};
     const auto part = each([this](int64_t l) { return !config_.is_moe(l); },
                            [this](const ops::Ctx& ctx, const Batch&, const LayerWeights& w, int64_t, const Tensor& x, const Tensor& out) -> Status {
-                             mlp_layer(ctx, activation_of(config_), w.mlp, x, out);
+                             mlp_layer(ctx, activation_of(config_), w.mlp, {.out = x}, out);
                              return {};
                            });
     return add("dense MLP", summary_.dense_layers, part, component_bytes(summary_, Component::dense_mlp), products({Component::dense_mlp}));

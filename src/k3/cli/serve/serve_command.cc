@@ -15,6 +15,8 @@
 #include "k3/cli/serve/serve_options.h"
 #include "k3/cli/version.h"
 #include "k3/engine/engine.h"
+#include "k3/engine/engine_setup.h"
+#include "k3/engine/executor.h"
 #include "k3/format/grammar/constraint.h"
 #include "k3/model/summary.h"
 #include "k3/server/api/service.h"
@@ -71,7 +73,26 @@ Result<EngineOptions> engine_options(const ServeOptions& o, const RunnerOptions&
   K3_TRY_ASSIGN(e.host_bytes, bytes_or(o.host_bytes, 0));
   K3_TRY_ASSIGN(e.disk_bytes, bytes_or(o.disk_bytes, o.disk_folder.empty() ? 0 : int64_t{16} << 30));
   e.disk_folder = o.disk_folder;
+  e.lose_device_at = o.lose_device_at;
   return e;
+}
+
+// What a memory plan has to know before the model is loaded.
+Result<RunNeeds> run_needs(const ServeOptions& o) {
+  K3_TRY_ASSIGN(const Config config, load_config(o.model));
+  K3_TRY_ASSIGN(const RunnerOptions run, runner_options(o.compute, config));
+  K3_TRY_ASSIGN(const EngineOptions e, engine_options(o, run));
+  RunNeeds needs;
+  needs.sequences = o.max_running;
+  needs.logit_rows = o.max_running;
+  if (o.compute.device == "cpu") {
+    if (e.pool_bytes > 0) needs.cache_bytes = e.host_bytes > INT64_MAX - e.pool_bytes ? INT64_MAX : e.pool_bytes + e.host_bytes;
+    return needs;
+  }
+  needs.chunk_tokens = e.step_tokens;
+  needs.prompt_keys = e.ctx_tokens + kFurtherKeys;
+  K3_TRY_ASSIGN(needs.pool, gpu_pool_request(config, e));
+  return needs;
 }
 
 // One key a line; blank lines and lines that begin with # are left out.
@@ -139,6 +160,10 @@ void print_capacity(const Engine& engine) {
     line += fmt::format("{}{} at {} tokens", line.empty() ? "" : ", ", c.sequences, format_grouped(c.ctx_tokens));
   }
   note(fmt::format("k3: users at once: {} (computed at once: at most {}; further ones wait)", line, o.max_running));
+  if (!engine.capacity().empty() && engine.capacity().back().sequences == 0) {
+    note(fmt::format("k3: warning: the pool has no room for a request of {} tokens: longer prompts than fit are refused, answers end when pages "
+                     "are used up; see --pool-bytes and --ctx", format_grouped(o.ctx_tokens)));
+  }
 }
 
 // The last frames get a second to leave.
@@ -179,15 +204,7 @@ server::ServerOptions server_options(const ServeOptions& o, std::vector<std::str
 Status serve_command(const ServeOptions& o) {
   K3_TRY_ASSIGN(std::vector<std::string> keys, read_keys(o.api_key_file));
   K3_TRY_ASSIGN(const Tokenizer tokenizer, load_tokenizer(o.model));
-  RunNeeds needs;
-  needs.sequences = o.max_running;
-  needs.logit_rows = o.max_running;
-  needs.whole_on_device = true;
-  if (!o.pool_bytes.empty()) {
-    K3_TRY_ASSIGN(const int64_t pool, bytes_or(o.pool_bytes, 0));
-    K3_TRY_ASSIGN(const int64_t host, bytes_or(o.host_bytes, 0));
-    needs.cache_bytes = pool + host;
-  }
+  K3_TRY_ASSIGN(const RunNeeds needs, run_needs(o));
   K3_TRY_ASSIGN(const LoadedModel loaded, load_model(o.model, o.compute, needs));
   const Model& model = *loaded.model;
   auto format = ChatFormat::load(model.folder(), tokenizer);
@@ -239,9 +256,9 @@ Status serve_command(const ServeOptions& o) {
     note(fmt::format("k3: warning: {} may be reached by others and asks for no key; see --api-key-file", o.host));
   }
   const std::string shown = o.host.find(':') == std::string::npos ? o.host : "[" + o.host + "]";
-  note(fmt::format("k3: listening on http://{}:{} (Ctrl-C stops)", shown, service->port()));
-  std::signal(SIGINT, on_signal);
+  std::signal(SIGINT, on_signal);  // before anybody is told that it runs
   std::signal(SIGTERM, on_signal);
+  note(fmt::format("k3: listening on http://{}:{} (Ctrl-C stops)", shown, service->port()));
   while (g_signals == 0 && engine->device_status().ok()) sleep_ms(50);
   if (Status lost = engine->device_status(); !lost.ok()) {
     flush(*service);

@@ -106,7 +106,7 @@ void add_cache(CLI::App& app, ServeOptions& o) {
   const char* group = "Prefix cache";
   app.add_option("--pool-bytes", o.pool_bytes,
                  "Memory for sequences and kept prefixes (default: room for --max-running, at most half of what is free; on a GPU all "
-                 "that weights and scratch leave)")
+                 "that weights and scratch leave; an eighth of it beside experts in host memory, see --vram)")
       ->check(check_bytes)
       ->group(group);
   app.add_option("--host-bytes", o.host_bytes, "Memory for prefixes that the pool has no room for (default 0)")

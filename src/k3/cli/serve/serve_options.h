@@ -34,6 +34,7 @@ struct ServeOptions {
   std::vector<std::string> checkpoints = {"end", "turns", "second"};
   bool no_prefix_cache = false, no_keep_idle = false;
   ComputeOptions compute;
+  int64_t lose_device_at = 0;  // tests, no option sets it: EngineOptions
 };
 
 // All but the model and the options of every command that computes.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <tuple>
 
 #include "k3/model/gpu/gpu_model_test_util.h"
 #include "k3/model/run/paged_runner.h"
@@ -159,34 +160,35 @@ TEST_P(GpuDeterministic, CheckpointsOnPagesGoOnAsTheSequenceDid) {
 }
 
 // Under compute-sanitizer: a chunk, single tokens (launched, captured, replayed) and single tokens of two sequences.
-TEST(GpuSteps, SanitizeWholeModels) {
+// A test each: racecheck takes long.
+class SanitizeSteps : public testing::TestWithParam<std::tuple<const char*, bool>> {};
+
+TEST_P(SanitizeSteps, WholeModel) {
   if (!gpu_present()) GTEST_SKIP() << "no GPU";
+  const auto [name, deterministic] = GetParam();
   ThreadPool pool(2);
-  for (const char* name : {"k3-e", "k3-c"}) {
-    LoadOptions load;
-    load.device = Device{0};
-    const Model model = Model::load(std::string(K3_SOURCE_DIR) + "/tests/data/oracle-models/" + name, pool, load).value();
-    const std::vector<int32_t> ids = random_ids(model, 16, 3);
-    for (const bool deterministic : {false, true}) {
-      RunnerOptions options;
-      options.sequences = 2;
-      options.ctx_tokens = 128;
-      options.chunk_tokens = 32;
-      options.deterministic = deterministic;
-      Runner runner = Runner::create(model, pool, options).value();
-      for (const auto& [begin, end] : {std::pair<size_t, size_t>{0, 11}, {11, 12}, {12, 13}, {13, 14}}) {
-        const std::span<const int32_t> some = std::span(ids).subspan(begin, end - begin);
-        const StepInput inputs[] = {{0, some, WantLogits::last}, {1, some, WantLogits::last}};
-        const bool both = begin == 0 || begin == 13;
-        const Result<Tensor> step = runner.step(std::span(inputs, both ? 2 : 1));
-        ASSERT_TRUE(step.ok()) << step.error().message;
-        const Tensor logits = *step;
-        EXPECT_TRUE(std::all_of(logits.f32(), logits.f32() + logits.size(), [](float x) { return std::isfinite(x); })) << name;
-        EXPECT_GT(*std::max_element(logits.f32(), logits.f32() + logits.size()), 0.1F) << name;
-      }
-    }
+  LoadOptions load;
+  load.device = Device{0};
+  const Model model = Model::load(std::string(K3_SOURCE_DIR) + "/tests/data/oracle-models/" + name, pool, load).value();
+  const std::vector<int32_t> ids = random_ids(model, 16, 3);
+  RunnerOptions options;
+  options.sequences = 2;
+  options.ctx_tokens = 128;
+  options.chunk_tokens = 32;
+  options.deterministic = deterministic;
+  Runner runner = Runner::create(model, pool, options).value();
+  for (const auto& [begin, end] : {std::pair<size_t, size_t>{0, 11}, {11, 12}, {12, 13}, {13, 14}}) {
+    const std::span<const int32_t> some = std::span(ids).subspan(begin, end - begin);
+    const StepInput inputs[] = {{0, some, WantLogits::last}, {1, some, WantLogits::last}};
+    const bool both = begin == 0 || begin == 13;
+    const Result<Tensor> step = runner.step(std::span(inputs, both ? 2 : 1));
+    ASSERT_TRUE(step.ok()) << step.error().message;
+    const Tensor logits = *step;
+    EXPECT_TRUE(std::all_of(logits.f32(), logits.f32() + logits.size(), [](float x) { return std::isfinite(x); }));
+    EXPECT_GT(*std::max_element(logits.f32(), logits.f32() + logits.size()), 0.1F);
   }
 }
+INSTANTIATE_TEST_SUITE_P(All, SanitizeSteps, testing::Combine(testing::Values("k3-e", "k3-c"), testing::Bool()));
 
 INSTANTIATE_TEST_SUITE_P(Models, GpuDeterministic,
                          testing::Values("random", "tests/data/oracle-models/k3-e", "tests/data/oracle-models/kl-b", "models/k3-mini"));

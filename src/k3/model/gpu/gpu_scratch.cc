@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "k3/model/gpu/gpu_plan.h"
+#include "k3/ops/mla/cuda/mla_parts.h"
 
 namespace k3 {
 namespace {
@@ -21,12 +22,14 @@ int64_t kda_bytes(const Config& c, int64_t t, int64_t sequences) {
   return rows + pieces * kSegmentMap;
 }
 
-int64_t mla_bytes(const Config& c, int64_t t, int64_t ctx_tokens, int64_t sequences) {
+int64_t mla_bytes(const Config& c, int64_t t, int64_t prompt_keys, int64_t sequences) {
   const int64_t heads = c.num_attention_heads, query = heads * (c.qk_nope_head_dim + c.qk_rope_head_dim);
   const int64_t latent = c.kv_lora_rank + c.qk_rope_head_dim, value = heads * c.v_head_dim;
   const int64_t layer = t * (query + latent + c.q_lora_rank.value_or(0) + 2 * value) * kBf16;
   const int64_t absorbed = std::min(t, kAbsorbedTokens * sequences) * heads * (latent + c.kv_lora_rank) * kBf16 + kDecodeParts;
-  const int64_t expanded = sequences * ctx_tokens * (latent + heads * (c.qk_nope_head_dim + c.v_head_dim)) * kBf16;
+  // Keys come in parts; between those the outputs of all tokens, and a sum each, are FP32.
+  const int64_t part = std::min(prompt_keys, ops::cuda::mla_part_keys(heads)), between = prompt_keys > part ? t * heads * (c.v_head_dim + 1) * 4 : 0;
+  const int64_t expanded = part * (latent + heads * (c.qk_nope_head_dim + c.v_head_dim)) * kBf16 + between;
   return layer + std::max(absorbed, expanded);
 }
 
@@ -41,13 +44,13 @@ int64_t moe_bytes(const Config& c, int64_t t) {
 
 }  // namespace
 
-int64_t gpu_scratch_bytes(const Config& c, int64_t t, int64_t logit_rows, int64_t ctx_tokens, int64_t sequences) {
+int64_t gpu_scratch_bytes(const Config& c, int64_t t, int64_t logit_rows, int64_t prompt_keys, int64_t sequences) {
   const int64_t blocks = c.attn_res_block_size ? (c.num_hidden_layers + *c.attn_res_block_size - 1) / *c.attn_res_block_size : 0;
   const int64_t stream = t * c.hidden_size * (3 + blocks) * kBf16, head = logit_rows * c.hidden_size * (1 + blocks) * kBf16;
   int64_t layer = head;
   for (int64_t l = 0; l < c.num_hidden_layers; ++l) {
     const int64_t mlp = 2 * t * c.intermediate_size * kBf16;
-    layer = std::max({layer, c.is_kda(l) ? kda_bytes(c, t, sequences) : mla_bytes(c, t, ctx_tokens, sequences),
+    layer = std::max({layer, c.is_kda(l) ? kda_bytes(c, t, sequences) : mla_bytes(c, t, prompt_keys, sequences),
                       c.is_moe(l) ? moe_bytes(c, t) : mlp});
   }
   // Rounding of each piece to 256 bytes and tables: a sixteenth and a constant are more than they need.

@@ -1,9 +1,11 @@
 #include "k3/model/gpu/gpu_weights.h"
 
-#include <atomic>
 #include <chrono>
-#include <optional>
+#include <deque>
+#include <functional>
+#include <memory>
 #include <utility>
+#include <vector>
 
 #include "k3/base/log.h"
 #include "k3/base/units.h"
@@ -55,14 +57,17 @@ class Loader {
  public:
   Loader(Device device, const Checkpoint& checkpoint, const Config& config, const GpuPlan* plan, ThreadPool& pool,
          const LoadProgress& progress)
-      : device_(device), checkpoint_(checkpoint), config_(config), pool_(pool), progress_(progress), total_(text_weight_bytes(config)) {
+      : device_(device), checkpoint_(checkpoint), config_(config), pool_(pool), progress_(progress) {
     if (plan == nullptr || plan->everything) return;
     plan_ = plan;
-    at_once_ = plan->at_once;
     whole_layers_left_ = plan->whole_layers;
+    // The plan has room for twice what it reads at once: two places of half of it, and what is packed from one of them.
+    at_once_ = std::max<int64_t>(1, plan->at_once / 2);
+    places_ = plan->at_once > 1 ? 2 : 1;
   }
   // After an error copies may still be under way from memory that goes now.
   ~Loader() {
+    feeder_.reset();
     for (const StreamHandle* stream : {&stream_, &small_stream_, &pack_stream_}) {
       if (*stream) (void)synchronize(stream->get());
     }
@@ -80,8 +85,8 @@ class Loader {
     for (Unpacked& u : unpacked_) {
       K3_TRY_ASSIGN(u.packed, make_event());
     }
-    K3_TRY_ASSIGN(PinnedFeeder feeder, PinnedFeeder::create(device_, pool_, stream_.get()));
-    feeder_.emplace(std::move(feeder));
+    K3_TRY_ASSIGN(feeder_, PinnedFeeder::start(device_, pool_, stream_.get(), checkpoint_, text_weight_bytes(config_), progress_));
+    clock.lap(start_seconds_);
     if (plan_ != nullptr) {
       K3_TRY_ASSIGN(set_.experts, ops::ExpertStore::create(device_, plan_->store));
     }
@@ -89,31 +94,33 @@ class Loader {
     set_.layers.resize(static_cast<size_t>(config_.num_hidden_layers));
     for (int64_t l = 0; l < config_.num_hidden_layers; ++l) {
       LayerWeights& layer = set_.layers[static_cast<size_t>(l)];
-      K3_TRY(part([&](ArenaPlan& plan) { return wire_trunk(plan, config_, l, layer); }, [&](const Mover& move) { move.layer(layer); }));
+      K3_TRY(trunk([&](ArenaPlan& plan) { return wire_trunk(plan, config_, l, layer); }, [&](const Mover& move) { move.layer(layer); }));
       if (config_.is_moe(l)) K3_TRY(experts(l, layer.moe));
     }
     const auto wire = [&](ArenaPlan& plan) -> Status {
       K3_TRY(wire_tables(plan, config_, set_));
       return wire_final(plan, config_, set_);
     };
-    K3_TRY(part(wire, [&](const Mover& move) { move.tables(set_); }));
+    K3_TRY(trunk(wire, [&](const Mover& move) { move.tables(set_); }));
+    while (!parts_.empty()) K3_TRY(finish_first());
     clock = {};
     K3_TRY(synchronize(small_stream_.get()));
     K3_TRY(synchronize(stream_.get()));
     K3_TRY(synchronize(pack_stream_.get()));
     clock.lap(feed_seconds_);
-    log_info("weights onto {}: {} in arenas and streams, {} in names and places, {} in reads and copies, {} in small parameters",
-             device_name(device_), format_seconds(place_seconds_), format_seconds(wire_seconds_), format_seconds(feed_seconds_),
-             format_seconds(small_seconds_));
     feeder_.reset();
     for (Unpacked& u : unpacked_) u.memory = Storage();
     packed_ = Storage();
     if (set_.experts) K3_TRY(set_.experts->finish(pack_stream_.get()));
+    clock.lap(end_seconds_);
+    log_info("weights onto {}: {} to begin, {} in memory, {} in names and places, {} waiting for reads and copies, {} in small parameters, "
+             "{} to end", device_name(device_), format_seconds(start_seconds_), format_seconds(place_seconds_), format_seconds(wire_seconds_),
+             format_seconds(feed_seconds_), format_seconds(small_seconds_), format_seconds(end_seconds_));
     return std::move(set_);
   }
 
  private:
-  // Where the time of loading goes, for the log.
+  // Where the time of the calling thread goes, for the log.
   struct Clock {
     std::chrono::steady_clock::time_point last = std::chrono::steady_clock::now();
     void lap(double& seconds) {
@@ -122,40 +129,62 @@ class Loader {
     }
   };
 
-  // Brings one arena to the memory that `place(bytes)` gives; views are addresses in host_, most of which is never touched.
+  // One arena on its way: views are addresses in `host`, most of which is never touched.
+  struct Part {
+    ArenaPlan plan;
+    Storage host;
+    std::byte* device = nullptr;
+    int64_t number = 0;            // of the feeder
+    std::function<Status()> then;  // when its copies are on the stream
+    Part(const Checkpoint& checkpoint, const Config& config) : plan(checkpoint, config, Slack::none) { plan.keep_stored_order(); }
+  };
+
+  // Begins to bring one arena to the memory that `place(bytes)` gives. Parts end in their order, and so many are under way at a time
+  // that reading does not wait for this thread.
   template <class Wire, class Place>
-  Result<int64_t> bring(const Wire& wire, const Place& place) {
-    ArenaPlan plan(checkpoint_, config_, Slack::none);
-    plan.keep_stored_order();
-    K3_TRY(wire(plan));
-    const int64_t bytes = plan.used();
-    K3_TRY_ASSIGN(host_, Storage::reserve(bytes));
+  Result<Part*> begin(const Wire& wire, const Place& place) {
+    constexpr size_t kAhead = 3;
+    while (parts_.size() >= kAhead) K3_TRY(finish_first());
     Clock clock;
-    K3_TRY_ASSIGN(std::byte* const device, place(bytes));
-    clock.lap(place_seconds_);
-    plan.start_placing(host_.data());
-    K3_TRY(wire(plan));
+    auto part = std::make_unique<Part>(checkpoint_, config_);
+    K3_TRY(wire(part->plan));
+    K3_TRY_ASSIGN(part->host, Storage::reserve(part->plan.used()));
     clock.lap(wire_seconds_);
-    K3_TRY(feeder_->feed(checkpoint_, plan.jobs(), host_.data(), device, done_, total_, progress_));
+    K3_TRY_ASSIGN(part->device, place(part->plan.used()));
+    clock.lap(place_seconds_);
+    part->plan.start_placing(part->host.data());
+    K3_TRY(wire(part->plan));
+    part->number = feeder_->feed(part->plan.jobs(), part->host.data(), part->device);
+    clock.lap(wire_seconds_);
+    parts_.push_back(std::move(part));
+    return parts_.back().get();
+  }
+
+  Status finish_first() {
+    Part& part = *parts_.front();
+    Clock clock;
+    K3_TRY(feeder_->wait(part.number));
     clock.lap(feed_seconds_);
-    K3_TRY(plan.complete());
-    for (const ReadJob& job : plan.jobs()) {
+    K3_TRY(part.plan.complete());
+    for (const ReadJob& job : part.plan.jobs()) {
       if (!PinnedFeeder::is_small(job)) continue;
-      K3_TRY(copy_async(device + (job.target - host_.data()), job.target, 4 * job.info.count(), small_stream_.get()));
+      K3_TRY(copy_async(part.device + (job.target - part.host.data()), job.target, 4 * job.info.count(), small_stream_.get()));
     }
+    if (part.then) K3_TRY(part.then());
+    parts_.pop_front();
     clock.lap(small_seconds_);
-    return bytes;
+    return {};
   }
 
   template <class Wire, class Move>
-  Status part(const Wire& wire, const Move& move) {
+  Status trunk(const Wire& wire, const Move& move) {
     Storage arena;
-    K3_TRY_ASSIGN(const int64_t bytes, bring(wire, [&](int64_t count) -> Result<std::byte*> {
-      K3_TRY_ASSIGN(arena, Storage::allocate_on(device_, count));
+    K3_TRY_ASSIGN(const Part* const part, begin(wire, [&](int64_t bytes) -> Result<std::byte*> {
+      K3_TRY_ASSIGN(arena, Storage::allocate_on(device_, bytes));
       return arena.data();
     }));
-    move(Mover{host_.data(), bytes, arena.data()});
-    set_.size_bytes += bytes;
+    move(Mover{part->host.data(), part->plan.used(), arena.data()});
+    set_.size_bytes += arena.size_bytes();
     set_.arenas.push_back(std::move(arena));
     return {};
   }
@@ -164,6 +193,7 @@ class Loader {
   struct Unpacked {
     Storage memory;
     EventHandle packed;
+    const Part* part = nullptr;  // that fills it
     bool in_use = false;
   };
   Result<std::byte*> make_room(Unpacked& to, int64_t bytes) {
@@ -187,14 +217,16 @@ class Loader {
     set_.arenas.push_back(std::move(factors));
     set_.size_bytes += bytes.factors;
     if (plan_ != nullptr && whole_layers_left_-- <= 0) return experts_in_host_memory(l, bank);
+    Clock clock;
     K3_TRY_ASSIGN(Storage gate_up, Storage::allocate_on(device_, bytes.gate_up));
     K3_TRY_ASSIGN(Storage down, Storage::allocate_on(device_, bytes.down));
+    clock.lap(place_seconds_);
     bank.gate_up = gate_up.data();
     bank.down = down.data();
     set_.size_bytes += bytes.gate_up + bytes.down;
     for (Storage* storage : {&gate_up, &down}) set_.arenas.push_back(std::move(*storage));
-    return each_expert(l, bank, [&](int64_t, int64_t) { return Status(); },
-                       [&](int64_t e, const ops::ExpertWeights& w) {
+    return each_expert(l, bank, [](int64_t, int64_t) { return Status(); },
+                       [this, bank](int64_t e, const ops::ExpertWeights& w) {
                          return ops::cuda::pack_expert(bank, e, w.w1, w.w2, w.w3, pack_stream_.get());
                        });
   }
@@ -208,15 +240,15 @@ class Loader {
     if (packed_.size_bytes() == 0) {
       K3_TRY_ASSIGN(packed_, Storage::allocate_on(device_, at_once_ * shape.expert_bytes));
     }
-    const int64_t gate_up = ops::cuda::expert_bank_bytes(bank).gate_up / bank.experts;
+    const int64_t gate_up = ops::cuda::expert_bank_bytes(bank).gate_up / bank.experts, bytes = shape.expert_bytes;
     return each_expert(l, bank,
-                       [&](int64_t begin, int64_t count) {
-                         return copy_async(host + begin * shape.expert_bytes, packed_.data(), count * shape.expert_bytes, pack_stream_.get());
+                       [this, host, bytes](int64_t begin, int64_t count) {
+                         return copy_async(host + begin * bytes, packed_.data(), count * bytes, pack_stream_.get());
                        },
-                       [&](int64_t e, const ops::ExpertWeights& w) {
+                       [this, bank, gate_up, bytes](int64_t e, const ops::ExpertWeights& w) {
                          ops::ExpertBank one = bank;
-                         one.gate_up = packed_.data() + e % at_once_ * shape.expert_bytes;
-                         one.down = packed_.data() + e % at_once_ * shape.expert_bytes + gate_up;
+                         one.gate_up = packed_.data() + e % at_once_ * bytes;
+                         one.down = packed_.data() + e % at_once_ * bytes + gate_up;
                          one.factors = bank.factors + 4 * e;
                          return ops::cuda::pack_expert(one, 0, w.w1, w.w2, w.w3, pack_stream_.get());
                        });
@@ -225,29 +257,34 @@ class Loader {
   // pack(e, matrices on the device) for each expert of a layer; done(begin, count) after some of them.
   template <class Done, class Pack>
   Status each_expert(int64_t l, const ops::ExpertBank& bank, const Done& done, const Pack& pack) {
-    for (int64_t begin = 0; begin < bank.experts; begin += at_once_) {
-      std::vector<ops::ExpertWeights> some(static_cast<size_t>(std::min(at_once_, bank.experts - begin)));
+    for (int64_t begin_expert = 0; begin_expert < bank.experts; begin_expert += at_once_) {
+      turn_ = (turn_ + 1) % places_;
+      Unpacked& to = unpacked_[turn_];
+      while (to.part != nullptr) K3_TRY(finish_first());
+      auto some = std::make_shared<std::vector<ops::ExpertWeights>>(static_cast<size_t>(std::min(at_once_, bank.experts - begin_expert)));
       const auto wire = [&](ArenaPlan& plan) -> Status {
-        for (size_t i = 0; i < some.size(); ++i) K3_TRY(wire_expert(plan, l, begin + static_cast<int64_t>(i), some[i]));
+        for (size_t i = 0; i < some->size(); ++i) K3_TRY(wire_expert(plan, l, begin_expert + static_cast<int64_t>(i), (*some)[i]));
         return {};
       };
-      if (plan_ == nullptr) turn_ ^= 1;  // a plan counts on one place
-      Unpacked& to = unpacked_[turn_];
-      K3_TRY_ASSIGN(const int64_t read_bytes, bring(wire, [&](int64_t count) { return make_room(to, count); }));
-      const Mover move{host_.data(), read_bytes, to.memory.data()};
-      K3_TRY(record(fed_, stream_.get()));
-      K3_TRY(wait(pack_stream_.get(), fed_));
-      for (size_t i = 0; i < some.size(); ++i) {
-        ops::ExpertWeights& e = some[i];
-        if (e.w1.scheme != bank.scheme) {
-          return fail(Code::unsupported, "the experts of layer {} are neither BF16 nor MXFP4, which is what the GPU kernels read", l);
+      K3_TRY_ASSIGN(Part* const part, begin(wire, [&](int64_t bytes) { return make_room(to, bytes); }));
+      to.part = part;
+      part->then = [this, l, begin_expert, some, part, &to, scheme = bank.scheme, done, pack]() -> Status {
+        K3_TRY(record(fed_, stream_.get()));
+        K3_TRY(wait(pack_stream_.get(), fed_));
+        const Mover move{part->host.data(), part->plan.used(), part->device};
+        for (size_t i = 0; i < some->size(); ++i) {
+          ops::ExpertWeights& e = (*some)[i];
+          if (e.w1.scheme != scheme) {
+            return fail(Code::unsupported, "the experts of layer {} are neither BF16 nor MXFP4, which is what the GPU kernels read", l);
+          }
+          move.all(e.w1, e.w2, e.w3);
+          K3_TRY(pack(begin_expert + static_cast<int64_t>(i), e));
         }
-        move.all(e.w1, e.w2, e.w3);
-        K3_TRY(pack(begin + static_cast<int64_t>(i), e));
-      }
-      K3_TRY(done(begin, static_cast<int64_t>(some.size())));
-      K3_TRY(record(to.packed, pack_stream_.get()));
-      to.in_use = true;
+        K3_TRY(done(begin_expert, static_cast<int64_t>(some->size())));
+        to.in_use = true;
+        to.part = nullptr;
+        return record(to.packed, pack_stream_.get());
+      };
     }
     return {};
   }
@@ -257,20 +294,18 @@ class Loader {
   const Config& config_;
   ThreadPool& pool_;
   const LoadProgress& progress_;
-  int64_t total_;
-  std::atomic<int64_t> done_{0};
   StreamHandle stream_, pack_stream_;
   StreamHandle small_stream_;  // copies of memory that is not pinned wait for their stream, which is better empty
-  double place_seconds_ = 0, wire_seconds_ = 0, feed_seconds_ = 0, small_seconds_ = 0;
-  std::optional<PinnedFeeder> feeder_;
-  Storage host_;
+  double start_seconds_ = 0, place_seconds_ = 0, wire_seconds_ = 0, feed_seconds_ = 0, small_seconds_ = 0, end_seconds_ = 0;
   Unpacked unpacked_[2];
-  size_t turn_ = 0;
+  size_t turn_ = 0, places_ = 2;
   EventHandle fed_;
   const GpuPlan* plan_ = nullptr;  // of a model with experts in host memory
   int64_t at_once_ = kExpertsAtOnce, whole_layers_left_ = 0, stored_layers_ = 0;
   Storage packed_;
   WeightSet set_;
+  std::deque<std::unique_ptr<Part>> parts_;  // in the order in which they were begun
+  std::unique_ptr<PinnedFeeder> feeder_;     // reads into parts_
 };
 
 Status check_matrices(const WeightSet& set) {

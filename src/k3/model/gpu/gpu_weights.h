@@ -1,8 +1,8 @@
 // Purpose:  weights of a text model in the memory of a GPU, and what a model must be like for its kernels.
 // Shapes:   those of weights.h; experts in one bank a layer (ops/moe: ExpertBank) instead of single matrices.
 // Units:    bytes.
-// Memory:   the WeightSet owns device memory, and with a plan pinned host memory (ops/moe/expert_store.h); pinned buffers of 4 MiB a
-//           worker while loading (pinned_feeder.h).
+// Memory:   the WeightSet owns device memory, and with a plan pinned host memory (ops/moe/expert_store.h); pinned buffers
+//           of 64 MiB while loading (pinned_feeder.h).
 // Threads:  reads use the pool; one thread calls.
 // Errors:   unsupported: sizes no kernel exists for, matrices that are not BF16 (experts: MXFP4), named with the field;
 //           exhausted: device memory, with the arithmetic; those of load_weights.

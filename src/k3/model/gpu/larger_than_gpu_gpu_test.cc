@@ -118,7 +118,7 @@ class LargerThanGpu : public testing::TestWithParam<bool> {
     step(3, 1);
     step(200, 5);
     for (int i = 0; i < 6; ++i) step(0, 1);
-    EXPECT_LE(runner->ctx().workspace->peak_bytes(), gpu_scratch_bytes(config_, kChunk, kChunk, kCtx, kSequences));
+    EXPECT_LE(runner->ctx().workspace->peak_bytes(), gpu_scratch_bytes(config_, kChunk, kChunk, kSequences * kCtx, kSequences));
     return out;
   }
 

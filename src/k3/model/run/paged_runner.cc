@@ -34,6 +34,7 @@ Result<PagedRunner> PagedRunner::create(const Model& model, ThreadPool& pool, co
 }
 
 Status PagedRunner::settle_scratch() {
+  if (stepper_.model().plan()) return {};  // what it promised has been there since the start
   Workspace& workspace = *stepper_.ctx().workspace;
   return workspace.reserve(workspace.peak_bytes());
 }

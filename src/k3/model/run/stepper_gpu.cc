@@ -4,11 +4,10 @@
 
 #include "k3/model/model.h"
 #include "k3/model/run/stepper.h"
+#include "k3/ops/mla/cuda/mla_parts.h"
 
 namespace k3 {
 namespace {
-
-constexpr int64_t kMostExpanded = 32768;  // keys whose expansion is measured
 
 // Every matrix that meets activations, and the dtype of its product.
 void for_each_product(const WeightSet& set, const std::function<void(const ops::Weight&, DType)>& visit) {
@@ -43,11 +42,12 @@ Result<std::unique_ptr<Stepper::Gpu>> Stepper::make_gpu(const Model& model, cons
   K3_TRY_ASSIGN(gpu->buffers, DeviceStepBuffers::create(model.device(), step));
   Status prepared;
   for_each_product(model.weights(), [&](const ops::Weight& w, DType out) {
-    // Keys and values are expanded from all latents that a prompt attends to; beyond the most that is measured the last plan serves.
+    // Keys and values are expanded from all latents that a prompt attends to, in parts; beyond the most that is measured the last plan
+    // serves.
     const bool expands = std::any_of(model.weights().layers.begin(), model.weights().layers.end(),
                                      [&](const LayerWeights& l) { return &w == &l.mla.kv_b; });
     const int64_t most = &w == &model.weights().lm_head ? limits.sequences
-                         : expands ? std::max(limits.tokens, std::min(limits.ctx_tokens, kMostExpanded))
+                         : expands ? std::max(limits.tokens, std::min(limits.ctx_tokens, ops::cuda::mla_measured_keys(model.config().num_attention_heads)))
                                    : limits.tokens;
     for (int64_t tokens = 32; prepared.ok() && tokens < 2 * most; tokens *= 2) {
       prepared = ops::cuda::prepare_product(gpu->ops.get(), w, out, tokens, gpu->stream.get());

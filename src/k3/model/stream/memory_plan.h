@@ -45,6 +45,7 @@ struct PlanRequest {
   int64_t chunk_tokens = 512;  // wanted; the plan may take fewer
   int64_t logit_rows = 1;      // most rows of logits of one step; 0: as many as the chunk has tokens
   int64_t cache_bytes = 0;     // of a serving engine's pool and host tier, instead of states and latents of `sequences`; 0: none
+  int64_t prompt_keys = 0;     // on a GPU: most cached tokens that the prompts of a step attend to together; 0: of all sequences
   ops::Policy policy = ops::Policy::bf16;
   int threads = 1;
 };

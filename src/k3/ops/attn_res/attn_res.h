@@ -21,12 +21,12 @@ void attn_res(const Ctx& ctx, const Tensor& blocks, const Tensor& prefix, const 
 // when a block begins, the rows are mixed and normed for the next one.
 struct AttnResSite {
   Tensor delta = {};    // [T, hidden] or none: prefix += delta, rounded to the prefix's dtype
-  Tensor prefix;   // [T, hidden]
+  Tensor prefix = {};   // [T, hidden]
   Tensor bank_to = {};  // [T, hidden] or none: receives the prefix; not yet among `blocks`
   Tensor blocks = {};   // [N, T, hidden]; none or N = 0: only the norm
-  Tensor query, norm;
+  Tensor query = {}, norm = {};
   float eps = 0;
-  Tensor out;  // [T, hidden]
+  Tensor out = {};  // [T, hidden]
 };
 void attn_res_site(const Ctx& ctx, const AttnResSite& site) noexcept;
 

@@ -6,7 +6,7 @@
 #include "k3/ops/cpu/vec_apply.h"
 #include "k3/ops/cuda/train_dispatch.h"
 #include "k3/ops/gemm/linear_train.h"
-#include "k3/ops/gemm/matmul.h"
+#include "k3/ops/matmul/matmul.h"
 #include "k3/ops/rows_sum.h"
 #include "k3/ops/tape.h"
 

@@ -42,6 +42,7 @@ void gather_rows(const Ctx&, const Tensor&, std::span<const int64_t>, const Tens
 void sigmoid_gate(const Ctx&, const Tensor&, const Tensor&) noexcept { never(); }
 void glu(const Ctx&, const Tensor&, const Tensor&, const ops::Glu&, const Tensor&) noexcept { never(); }
 void linear_many(const Ctx&, const Tensor&, std::span<const ops::LinearPart>) noexcept { never(); }
+void linear_many(const Ctx&, const ops::AttnResSite&, std::span<const ops::LinearPart>) noexcept { never(); }
 void linear_two(const Ctx&, const ops::LinearOne&, const ops::LinearOne&) noexcept { never(); }
 void routed_experts(const Ctx&, const ops::RoutedExperts&) noexcept { never(); }
 void kda_mix(const Ctx&, const ops::KdaMixArgs&, const StateSlots&, std::span<const StateExport>, const DeviceExports&) noexcept { never(); }
@@ -66,7 +67,7 @@ void embedding_train(const Ctx&, const Weight&, const Tensor&) noexcept { never(
 void embedding_vjp(const Ctx&, const Tensor&, const Tensor&) noexcept { never(); }
 void cross_entropy(const Ctx&, const Tensor&, const Weight&, double) noexcept { never(); }
 void routed_experts_train(const Ctx&, const ops::RoutedExperts&) noexcept { never(); }
-void mla_mix_train(const Ctx&, const ops::MlaMixArgs&) noexcept { never(); }
+void mla_train(const Ctx&, const ops::MlaArgs&) noexcept { never(); }
 Status check_train_sizes(const TrainSizes&) { never(); }
 
 }  // namespace k3::ops::cuda

@@ -71,6 +71,19 @@ Result<void*> OpState::product_workspace(int64_t bytes) {
   return static_cast<void*>(product_workspace_.data());
 }
 
+uint32_t* OpState::site_counter() {
+  if (counter_.size_bytes() == 0) {
+    int device = 0;
+    cudaGetDevice(&device);
+    Result<Storage> storage = Storage::allocate_on(Device{device}, 512);
+    if (!storage.ok()) return nullptr;
+    counter_ = *std::move(storage);
+  }
+  return reinterpret_cast<uint32_t*>(counter_.data());
+}
+
+uint32_t* OpState::claim_counter() { return site_counter() == nullptr ? nullptr : site_counter() + 32; }
+
 void OpState::trace(const char* what) {
   std::fprintf(stderr, "%s", what);
   std::fflush(stderr);

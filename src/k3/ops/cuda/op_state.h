@@ -54,6 +54,9 @@ class OpState {
   Result<std::vector<Profiled>> take_profile();  // the longest first; waits
   // Scratch of cuBLASLt for the products of training: one, they follow each other on a stream.
   Result<void*> product_workspace(int64_t bytes);
+  // Zero between launches, of all that have a site in front; null: no memory. First asked for before a graph is captured.
+  uint32_t* site_counter();
+  uint32_t* claim_counter();  // likewise, of kernels whose blocks take work as they finish
   // Who wants to see what each router chooses (ids [T, topk] on the device, once the kernel has run); no graphs then.
   std::function<void(const Tensor& ids)> on_routes;
 
@@ -69,6 +72,7 @@ class OpState {
   std::vector<std::pair<const char*, EventHandle>> marks_;
   std::optional<GemmPlans> plans_;
   Storage product_workspace_;
+  Storage counter_;
   std::vector<Storage> zeroed_;  // the last is in use; those before may be named in graphs
   std::string without_plans_;
   CudaStatus first_;

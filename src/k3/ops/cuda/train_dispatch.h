@@ -10,11 +10,9 @@
 #pragma once
 
 #include "k3/ops/cuda/dispatch.h"
-#include "k3/ops/gemm/matmul.h"
+#include "k3/ops/matmul/matmul.h"
 
 namespace k3::ops {
-
-struct MlaMixArgs;
 
 namespace cuda {
 
@@ -36,7 +34,7 @@ void embedding_vjp(const Ctx& ctx, const Tensor& dout, const Tensor& dtable) noe
 // Adds the summed loss to Ctx::step's nats.
 void cross_entropy(const Ctx& ctx, const Tensor& x, const Weight& head, double scale) noexcept;
 void routed_experts_train(const Ctx& ctx, const ops::RoutedExperts& args) noexcept;
-void mla_mix_train(const Ctx& ctx, const ops::MlaMixArgs& args) noexcept;
+void mla_train(const Ctx& ctx, const ops::MlaArgs& args) noexcept;
 
 // unsupported, with the size that no kernel of training takes.
 struct TrainSizes {

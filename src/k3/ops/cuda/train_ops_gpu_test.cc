@@ -9,7 +9,7 @@
 #include "k3/ops/embedding/embedding.h"
 #include "k3/ops/gemm/cuda/mma_train.h"
 #include "k3/ops/gemm/linear_train.h"
-#include "k3/ops/gemm/matmul.h"
+#include "k3/ops/matmul/matmul.h"
 #include "k3/ops/mla/mla.h"
 #include "k3/ops/mla/mla_train.h"
 #include "k3/ops/moe/moe_train.h"
@@ -300,14 +300,14 @@ void attention(const MlaCase& c) {
   pair.host_tape.watch(kv_b.host.data, "max_logit", host_largest);
   pair.device_tape.watch(kv_b.device.data, "max_logit", largest.device);
   const auto run = [&](const Ctx& ctx, const auto& of, const Weight& b) {
-    MlaMixArgs m;
-    m.kv = of(kv), m.kv_norm = of(norm), m.eps = 1e-5F;
-    m.mla.q = of(q), m.mla.kv_b = b;
-    m.mla.nope = c.nope, m.mla.rope = c.rope, m.mla.value = c.value, m.mla.rank = c.rank;
-    m.mla.offsets = c.offsets;
-    m.mla.out = of(out);
-    if (c.gate) m.mla.gate = of(gate);
-    ops::mla_mix_train(ctx, m);
+    MlaArgs m;
+    m.kv = of(kv), m.kv_norm = of(norm), m.kv_eps = 1e-5F;
+    m.q = of(q), m.kv_b = b;
+    m.nope = c.nope, m.rope = c.rope, m.value = c.value, m.rank = c.rank;
+    m.offsets = c.offsets;
+    m.out = of(out);
+    if (c.gate) m.gate = of(gate);
+    ops::mla_train(ctx, m);
   };
   run(pair.host, [](const Twin& t) { return t.host; }, kv_b.host_weight());
   run(pair.device, [](const Twin& t) { return t.device; }, kv_b.device_weight());

@@ -22,5 +22,15 @@ __device__ __forceinline__ bool arrives(int lane) {
 __device__ __forceinline__ void warp_arrive(uint32_t bar, int lane) {
   if (arrives(lane)) mbar_arrive(bar);
 }
+// At the barrier in this place of both blocks of a pair, relaxed: "I have read".
+__device__ __forceinline__ void warp_arrive_pair(uint32_t bar, int lane) {
+  __syncwarp();
+  if (kWarpArrivals == 32) {
+    mbar_arrive_cluster_relaxed(bar, 0);
+    mbar_arrive_cluster_relaxed(bar, 1);
+  } else if (lane < 2) {
+    mbar_arrive_cluster_relaxed(bar, static_cast<uint32_t>(lane));
+  }
+}
 
 }  // namespace k3::ops::cuda

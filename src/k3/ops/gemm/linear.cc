@@ -5,6 +5,7 @@
 
 #include "k3/base/check.h"
 #include "k3/base/numa/numa_plan.h"
+#include "k3/ops/attn_res/attn_res.h"
 #include "k3/ops/cuda/dispatch.h"
 #include "k3/ops/gemm/linear_steps.h"
 #include "k3/ops/gemm/linear_train.h"
@@ -223,6 +224,12 @@ void linear_many(const Ctx& ctx, const Tensor& x, std::span<const LinearPart> pa
   size_t count = 0;
   for (const LinearPart& p : parts) made[count++] = make_part(ctx, inputs, x, p);
   run_parts(ctx, {made, count}, x.dim(0), x.dim(1));
+}
+
+void linear_many(const Ctx& ctx, const AttnResSite& site, std::span<const LinearPart> parts) noexcept {
+  if (ctx.device.is_cuda()) return cuda::linear_many(ctx, site, parts);
+  if (site.prefix) attn_res_site(ctx, site);
+  linear_many(ctx, site.out, parts);
 }
 
 void linear(const Ctx& ctx, const Tensor& x, const Weight& w, const Tensor& y, LinearOptions options) noexcept {

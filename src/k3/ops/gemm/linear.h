@@ -37,6 +37,9 @@ struct LinearPart {
   const Glu* glu = nullptr;
 };
 void linear_many(const Ctx& ctx, const Tensor& x, std::span<const LinearPart> parts) noexcept;
+// The same behind a site: x is site.out, which is written, too. A site without a prefix: x is there.
+struct AttnResSite;
+void linear_many(const Ctx& ctx, const AttnResSite& site, std::span<const LinearPart> parts) noexcept;
 
 void linear(const Ctx& ctx, const Tensor& x, const Weight& w, const Tensor& y, LinearOptions options = {}) noexcept;
 // Two products of equal shapes with different inputs.

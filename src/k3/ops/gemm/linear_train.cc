@@ -1,7 +1,7 @@
 #include "k3/ops/gemm/linear_train.h"
 
 #include "k3/base/check.h"
-#include "k3/ops/gemm/matmul.h"
+#include "k3/ops/matmul/matmul.h"
 #include "k3/ops/situ_glu/situ_glu_train.h"
 #include "k3/ops/tape.h"
 

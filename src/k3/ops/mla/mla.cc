@@ -306,16 +306,11 @@ bool mla_expansion_pays(const MlaDims& d, int64_t history, int64_t length, const
 }
 
 void mla(const Ctx& ctx, const MlaArgs& args) noexcept {
+  if (ctx.training) return mla_train(ctx, args);
   if (ctx.device.is_cuda()) return cuda::mla(ctx, args);
+  if (args.kv) latent_append(ctx, args.kv, args.kv_norm, args.kv_eps, args.offsets, args.history, args.caches);
   attend(ctx, args);
   if (args.gate) sigmoid_gate(ctx, args.gate, args.out.reshape({args.gate.dim(0), args.gate.dim(1)}));
-}
-
-void mla_mix(const Ctx& ctx, const MlaMixArgs& args) noexcept {
-  if (ctx.training) return mla_mix_train(ctx, args);
-  const MlaArgs& a = args.mla;
-  latent_append(ctx, args.kv, args.kv_norm, args.eps, a.offsets, a.history, a.caches, a.table);
-  mla(ctx, a);
 }
 
 }  // namespace k3::ops

@@ -39,6 +39,9 @@ struct MlaArgs {
   PagedTable table;  // instead of caches on a GPU
   Tensor out;
   Tensor gate;  // [T, H * value]: out is multiplied by its sigmoid; empty: none
+  // Not empty: latent_append with these first (what a GPU does in the same launch).
+  Tensor kv, kv_norm;
+  float kv_eps = 0;
   MlaForm form = MlaForm::automatic;
 };
 
@@ -47,14 +50,6 @@ void latent_append(const Ctx& ctx, const Tensor& kv, const Tensor& norm_weight, 
                    std::span<const int64_t> history, std::span<const PagedKv> caches, const PagedTable& table = {}) noexcept;
 
 void mla(const Ctx& ctx, const MlaArgs& args) noexcept;
-
-// latent_append, then mla: the whole token mixer between a layer's products. In training (mla_train.h) no cache is touched.
-struct MlaMixArgs {
-  MlaArgs mla;
-  Tensor kv, kv_norm;  // [T, R + rope] raw; [R]
-  float eps = 0;
-};
-void mla_mix(const Ctx& ctx, const MlaMixArgs& args) noexcept;
 void mla_ref(const MlaArgs& args) noexcept;
 
 }  // namespace k3::ops

@@ -7,7 +7,7 @@
 #include "k3/ops/cpu/vec_apply.h"
 #include "k3/ops/cuda/train_dispatch.h"
 #include "k3/ops/gemm/linear_train.h"
-#include "k3/ops/gemm/matmul.h"
+#include "k3/ops/matmul/matmul.h"
 #include "k3/ops/rms_norm/rms_norm_train.h"
 #include "k3/ops/rows_sum.h"
 #include "k3/ops/tape.h"
@@ -75,9 +75,9 @@ T scale_of(const MlaArgs& a) {
 }
 
 template <class T>
-void attend(const Ctx& ctx, const MlaMixArgs& args, const Kept& kept, double* largest) {
+void attend(const Ctx& ctx, const MlaArgs& args, const Kept& kept, double* largest) {
   const Workspace::Scope scope(*ctx.workspace);
-  const MlaArgs& a = args.mla;
+  const MlaArgs& a = args;
   const int64_t heads = a.q.dim(1), most = longest(a.offsets), room = matmul_room_bytes(ctx.isa);
   const T scale = scale_of<T>(a);
   const Tensor blocks = ctx.workspace->tensor({worker_count(ctx), kBlock * most}, a.q.dtype);
@@ -134,9 +134,9 @@ struct Grads {
 };
 
 template <class T>
-void attend_vjp(const Ctx& ctx, const MlaMixArgs& args, const Kept& kept, const Tensor& dout, const Grads& grads) {
+void attend_vjp(const Ctx& ctx, const MlaArgs& args, const Kept& kept, const Tensor& dout, const Grads& grads) {
   const Workspace::Scope scope(*ctx.workspace);
-  const MlaArgs& a = args.mla;
+  const MlaArgs& a = args;
   const int64_t heads = a.q.dim(1), most = longest(a.offsets), room = matmul_room_bytes(ctx.isa), width = a.nope + a.rope;
   const int64_t expanded = a.nope + a.value;
   const T scale = scale_of<T>(a);
@@ -190,10 +190,10 @@ void attend_vjp(const Ctx& ctx, const MlaMixArgs& args, const Kept& kept, const 
 
 // The gradient of the raw latent rows: through the norm, and that of the shared key summed over heads.
 template <class T>
-void latent_vjp(const Ctx& ctx, const MlaMixArgs& args, const Tensor& dlatent, const Tensor& shared, const Tensor& dkv, bool accumulate,
+void latent_vjp(const Ctx& ctx, const MlaArgs& args, const Tensor& dlatent, const Tensor& shared, const Tensor& dkv, bool accumulate,
                 const Tensor& dnorm) {
-  const MlaArgs& a = args.mla;
-  rms_norm_vjp(ctx, args.kv.columns(0, a.rank), args.kv_norm, args.eps, dlatent, dkv.columns(0, a.rank), accumulate, dnorm);
+  const MlaArgs& a = args;
+  rms_norm_vjp(ctx, args.kv.columns(0, a.rank), args.kv_norm, args.kv_eps, dlatent, dkv.columns(0, a.rank), accumulate, dnorm);
   const int64_t heads = a.q.dim(1), width = dkv.dim(1);
   ctx.pool->parallel_for(dkv.dim(0), 64, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
@@ -206,9 +206,9 @@ void latent_vjp(const Ctx& ctx, const MlaMixArgs& args, const Tensor& dlatent, c
   });
 }
 
-void mix_vjp(const Ctx& ctx, Tape& tape, const MlaMixArgs& args, const Kept& kept, const Tensor& dy) {
+void mix_vjp(const Ctx& ctx, Tape& tape, const MlaArgs& args, const Kept& kept, const Tensor& dy) {
   const Workspace::Scope scope(*ctx.workspace);
-  const MlaArgs& a = args.mla;
+  const MlaArgs& a = args;
   const int64_t tokens = a.q.dim(0), heads = a.q.dim(1);
   const DType dtype = a.q.dtype;
   if (a.gate) {
@@ -246,19 +246,19 @@ void report_largest(const Ctx& ctx, const MlaArgs& a, const std::vector<double>&
 
 }  // namespace
 
-void mla_mix_train(const Ctx& ctx, const MlaMixArgs& args) noexcept {
-  const MlaArgs& a = args.mla;
+void mla_train(const Ctx& ctx, const MlaArgs& args) noexcept {
+  const MlaArgs& a = args;
   const int64_t tokens = a.q.dim(0), heads = a.q.dim(1);
   K3_CHECK(a.q.rank == 3 && a.q.dim(2) == a.nope + a.rope && args.kv.dim(1) == a.rank + a.rope &&
                a.kv_b.rows == heads * (a.nope + a.value) && a.offsets.back() == tokens,
            "mla: q {}, kv {}, kv_b {} x {}", a.q.shape_text(), args.kv.shape_text(), a.kv_b.rows, a.kv_b.cols);
-  if (ctx.device.is_cuda()) return cuda::mla_mix_train(ctx, args);
+  if (ctx.device.is_cuda()) return cuda::mla_train(ctx, a);
   Kept kept;
   kept.latent = ctx.workspace->tensor({tokens, a.rank}, a.q.dtype);
   kept.keys = ctx.workspace->tensor({tokens, a.kv_b.rows}, a.q.dtype);
   kept.out = a.gate ? ctx.workspace->tensor({tokens, heads * a.value}, a.q.dtype) : a.out.reshape({tokens, heads * a.value});
   kept.logsum = ctx.workspace->tensor({tokens, heads}, a.q.dtype);
-  rms_norm_forward(ctx, args.kv.columns(0, a.rank), args.kv_norm, args.eps, kept.latent);
+  rms_norm_forward(ctx, args.kv.columns(0, a.rank), args.kv_norm, args.kv_eps, kept.latent);
   matmul(ctx, kept.latent, Op::plain, weight_matrix(a.kv_b), Op::transposed, kept.keys);
   std::vector<double> largest((a.offsets.size() - 1) * static_cast<size_t>(heads), -std::numeric_limits<double>::infinity());
   const bool retaining = ctx.workspace->retaining();

@@ -1,5 +1,5 @@
 // Purpose:  MLA on a tape: causal attention within each sequence of the batch, in the expanded form, without a cache.
-// Shapes:   those of MlaMixArgs, all f32 or all f64; every sequence begins at its first token (history is not read).
+// Shapes:   those of MlaArgs, with kv, all f32 or all f64; every sequence begins at its first token (history is not read).
 // Units:    scale (nope + rope)^-0.5.
 // Memory:   q, kv and gate must stay as they are until the backward. Kept: latents [T, R], keys and values [T, H (nope + v)],
 //           the attention's output [T, H v] and log-sum-exps [T, H]. Probabilities are computed again, a block of queries at a time.
@@ -14,6 +14,6 @@
 
 namespace k3::ops {
 
-void mla_mix_train(const Ctx& ctx, const MlaMixArgs& args) noexcept;
+void mla_train(const Ctx& ctx, const MlaArgs& args) noexcept;
 
 }  // namespace k3::ops

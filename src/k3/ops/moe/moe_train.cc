@@ -6,7 +6,7 @@
 
 #include "k3/ops/cuda/train_dispatch.h"
 #include "k3/ops/gemm/linear_train.h"
-#include "k3/ops/gemm/matmul.h"
+#include "k3/ops/matmul/matmul.h"
 #include "k3/ops/moe/moe_plan.h"
 #include "k3/ops/optim/fake_quant/fake_quant.h"
 #include "k3/ops/optim/quantile/quantile.h"

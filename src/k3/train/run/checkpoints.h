@@ -13,7 +13,7 @@
 #include <optional>
 #include <string>
 
-#include "k3/model/train_weights.h"
+#include "k3/model/train/train_weights.h"
 
 namespace k3::train {
 

@@ -7,7 +7,7 @@
 #include "k3/model/forward.h"
 #include "k3/ops/attn_res/attn_res_train.h"
 #include "k3/ops/gemm/linear_train.h"
-#include "k3/ops/gemm/matmul.h"
+#include "k3/ops/matmul/matmul.h"
 
 namespace k3::train {
 

@@ -12,7 +12,7 @@
 #include <span>
 
 #include "k3/model/batch.h"
-#include "k3/model/train_weights.h"
+#include "k3/model/train/train_weights.h"
 #include "k3/ops/cross_entropy/cross_entropy.h"
 #include "k3/ops/cuda/dispatch.h"
 #include "k3/ops/tape.h"

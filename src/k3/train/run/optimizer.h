@@ -9,7 +9,7 @@
 
 #include <vector>
 
-#include "k3/model/train_weights.h"
+#include "k3/model/train/train_weights.h"
 #include "k3/ops/optim/adamw/adamw.h"
 #include "k3/ops/optim/muon/muon.h"
 #include "k3/ops/tape.h"

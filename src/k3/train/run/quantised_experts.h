@@ -8,7 +8,7 @@
 // Source:   training.md 8: straight through, so gradients of these are gradients of the masters.
 #pragma once
 
-#include "k3/model/train_weights.h"
+#include "k3/model/train/train_weights.h"
 #include "k3/ops/tape.h"
 
 namespace k3::train {

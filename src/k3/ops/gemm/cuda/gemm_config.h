@@ -81,6 +81,41 @@ constexpr RowsConfig wide_config(int64_t rows, int64_t in, int sm_count) {
   return c;
 }
 
+// The kernel of one token: a ring of `groups` groups of `height` rows, `pitch` bytes apart, in every block. Few rows: a block has an
+// equal part of them, as many as there is room for under way at once. Many: blocks take a group whenever they have finished one.
+struct OneConfig {
+  int64_t tiles = 0;  // blocks; 0: shapes that it does not serve
+  int height = 0, groups = 0, pitch = 0;
+  bool claims = false;
+  constexpr int ring_bytes() const { return groups * height * pitch; }
+};
+
+// So much shared memory that the kernels of a decode step fit beside their neighbours: the experts of one token take 129 KiB of 227.
+// Measured on an H200: groups of four rows in place of eight, twice as many in the ring, are slower; so are rows of less than 2,048
+// columns in a ring.
+inline constexpr int64_t kOneFewBytes = 116 << 10, kOneManyBytes = 80 << 10, kOneColumns = 4608, kOneRingColumns = 2048;
+inline constexpr int kOneHeight = 8;
+
+// grain: rows that stay together. Rows lie an odd multiple of 64 bytes apart (gemm_one_sm90.cu).
+constexpr OneConfig one_config(int64_t rows, int64_t in, int grain, int sm_count) {
+  OneConfig c;
+  if (in > kOneColumns || in % kGemmKStep != 0 || rows < grain || rows > int64_t{sm_count} * 192) return c;
+  c.pitch = static_cast<int>(in * 2 + (in * 2 % 128 == 64 ? 0 : 64));
+  const int64_t tiles = std::min(rows / grain, int64_t{sm_count}), each = (rows / grain + tiles - 1) / tiles * grain;
+  if (each <= 32) {
+    const int64_t fit = std::min(each, kOneFewBytes / c.pitch), groups = (fit + kOneHeight - 1) / kOneHeight;
+    c.height = static_cast<int>((fit + groups - 1) / groups / grain * grain);
+    if (c.height < grain) return c;
+    c.groups = static_cast<int>(std::min((each + c.height - 1) / c.height, kOneFewBytes / (int64_t{c.height} * c.pitch)));
+  } else if (in >= kOneRingColumns) {
+    c.claims = true;
+    c.height = kOneHeight;
+    c.groups = static_cast<int>(kOneManyBytes / (int64_t{c.height} * c.pitch));
+  }
+  if (c.groups >= 2 || each <= c.height) c.tiles = tiles;
+  return c;
+}
+
 // Numbers of tokens for which cuBLASLt's algorithms are measured: powers of two from 16 on.
 constexpr int64_t gemm_token_bucket(int64_t tokens) {
   int64_t bucket = 16;

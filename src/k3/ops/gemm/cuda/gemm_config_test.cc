@@ -61,6 +61,27 @@ TEST(GemmConfig, EverySplitIsLaunchableAndTilesHoldTheirRows) {
   EXPECT_EQ(rows_config(1, 2304, 4096, kSms, false, 1).tiles, 2 * kSms);  // not 144, of which 12 would be a second wave
 }
 
+TEST(GemmConfig, OneTokenFitsBesideItsNeighbours) {
+  for (const int64_t rows : {2, 64, 576, 2304, 4096, 6720, 7168, 12576, 18432}) {
+    for (const int64_t in : {32, 128, 768, 1536, 2304, 2560, 3584, 4096, 4608}) {
+      for (const int grain : {1, 2}) {
+        const OneConfig c = one_config(rows, in, grain, kSms);
+        SCOPED_TRACE(testing::Message() << rows << " x " << in << ", grain " << grain);
+        EXPECT_EQ(c.tiles > 0, rows <= 4096 || (in >= 2048 && in < 2560));
+        if (c.tiles == 0) continue;
+        EXPECT_LE(c.tiles, kSms);
+        EXPECT_LE(c.height, 8);  // rows of a fragment
+        EXPECT_EQ(c.height % grain, 0);
+        EXPECT_LE(c.groups, 12);
+        EXPECT_EQ(c.pitch % 128, 64);
+        EXPECT_LE(c.ring_bytes(), c.claims ? kOneManyBytes : kOneFewBytes);
+      }
+    }
+  }
+  EXPECT_EQ(one_config(2304, 7168, 1, kSms).tiles, 0);    // a group of rows is too long
+  EXPECT_EQ(one_config(163840, 2304, 1, kSms).tiles, 0);  // lm_head
+}
+
 TEST(GemmConfig, BucketsAreTheNextPowerOfTwo) {
   EXPECT_EQ(gemm_token_bucket(1), 16);
   EXPECT_EQ(gemm_token_bucket(16), 16);

@@ -11,6 +11,8 @@
 namespace k3::ops::cuda {
 namespace {
 
+constexpr int64_t kMostSiteColumns = 4096;  // what the threads of gemm_one_sm90.cu hold
+
 bool aligned_16(const void* p) { return (reinterpret_cast<uintptr_t>(p) & 15) == 0; }
 
 void check(const GemmArgs& a) {
@@ -191,8 +193,51 @@ CudaStatus gemm_wide_cuda(const GemmArgs& args, const RowsConfig& config, Stream
   return {gemm_wide_launch(rows, args.dependent, stream)};
 }
 
+namespace {
+
+bool one_serves(const GemmArgs& args) {  // BF16, aligned
+  const bool pairs = std::any_of(args.parts.begin(), args.parts.begin() + args.part_count, [](const GemmPart& p) { return static_cast<bool>(p.up); });
+  return args.tokens == 1 && !args.deterministic && args.other_x == nullptr && (!pairs || even_parts(args)) &&
+         one_config(rows_of(args), args.in, pairs ? 2 : 1, device_info().sm_count).tiles > 0;
+}
+
+}  // namespace
+
+bool gemm_takes_site(const GemmArgs& args) {
+  if (args.tokens != 1 || plain_device() || args.in > kMostSiteColumns || args.in % kGemmKStep != 0 || !x_aligned(args)) return false;
+  for (int i = 0; i < args.part_count; ++i) {
+    const GemmPart& part = args.parts[static_cast<size_t>(i)];
+    if (part.w.scheme != Scheme::bf16 || !aligned_16(part.w.data)) return false;
+  }
+  return one_serves(args);
+}
+
+namespace {
+
+// One token, all parts BF16 and aligned.
+CudaStatus gemm_one_cuda(const GemmArgs& args, Stream stream) {
+  Rows rows = launch_of(args, Scheme::bf16, {});
+  if (rows.rows == 0) return {};
+  const OneConfig config = one_config(rows.rows, args.in, 1 << rows.grain_log2, device_info().sm_count);
+  const int grains = rows.rows >> rows.grain_log2;
+  rows.tiles = static_cast<int>(config.tiles);
+  rows.base_height = grains / rows.tiles << rows.grain_log2;
+  rows.higher = grains % rows.tiles;
+  rows.one = {.height = config.height,
+              .groups = config.groups,
+              .pitch = config.pitch,
+              .ring_bytes = config.ring_bytes(),
+              .claims = config.claims ? args.claims : nullptr};
+  const GemmSite& s = args.site;
+  rows.site = {s.prefix, s.delta, s.prefix_out, s.norm, s.norm_bf16, s.eps, s.out, s.counter};
+  return {gemm_one_launch(rows, args.dependent, stream)};
+}
+
+}  // namespace
+
 CudaStatus gemm_cuda(const GemmArgs& args, const GemmPlans* plans, Stream stream) {
   check(args);
+  K3_CHECK(args.site.delta == nullptr || gemm_takes_site(args), "a site in front of {} tokens, {} columns", args.tokens, args.in);
   if (args.tokens == 0) return {};
   GemmArgs streamed = args, rest = args, library = args;
   streamed.part_count = rest.part_count = library.part_count = 0;
@@ -232,6 +277,11 @@ CudaStatus gemm_cuda(const GemmArgs& args, const GemmPlans* plans, Stream stream
   const auto config = [&](const GemmArgs& a, int most_row_tiles) {
     return rows_config(a.tokens, rows_of(a), a.in, device_info().sm_count, a.deterministic, most_row_tiles);
   };
+  if (streamed.part_count > 0 && one_serves(streamed)) {
+    const CudaStatus status = gemm_one_cuda(streamed, stream);
+    if (!status.ok()) return status;
+    streamed.part_count = 0;
+  }
   if (streamed.part_count > 0) {
     const CudaStatus status = gemm_stream_cuda(streamed, config(streamed, 4), stream);
     if (!status.ok()) return status;

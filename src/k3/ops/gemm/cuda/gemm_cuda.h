@@ -41,6 +41,18 @@ struct GemmPart {
   Weight up = {};  // set: y = glu(x w^T, x up^T), rounded once
 };
 
+// x is made in the same launch: sum = prefix + delta, rounded to BF16; x = sum * rsqrt(mean sum^2 + eps) * norm, rounded. All
+// [I], aligned to 16 bytes, of one token.
+struct GemmSite {
+  const void *prefix = nullptr, *delta = nullptr;  // delta: of the kernel before; prefix is older than that
+  void* prefix_out = nullptr;                      // the sum; may be prefix
+  const void* norm = nullptr;                      // bf16 or f32
+  bool norm_bf16 = false;
+  float eps = 0;
+  void* out = nullptr;         // x, for others
+  uint32_t* counter = nullptr;  // zero before and after
+};
+
 struct GemmArgs {
   static constexpr int kMostParts = 6;
   const void* x = nullptr;
@@ -52,12 +64,17 @@ struct GemmArgs {
   bool release_late = false;
   const void* other_x = nullptr;  // set: two parts of equal shapes, the second meets this input (of the same strides)
   Glu glu = {};                   // of parts with `up`
+  uint32_t* claims = nullptr;     // a counter, zero before and after, for products of one token: blocks take rows as they finish
+  GemmSite site = {};             // with delta: x is site.out; what gemm_takes_site
 };
 
 // Whether calls with `up` or other_x are served, by the stream kernel: BF16 weights, I a multiple of 32, few tokens.
 constexpr bool gemm_fuses(int64_t tokens, int64_t in, Scheme scheme) {
   return tokens <= 16 && in % kGemmKStep == 0 && scheme == Scheme::bf16;
 }
+
+// Whether a call with a site is served.
+bool gemm_takes_site(const GemmArgs& args);
 
 // plans may be null: everything runs on the stream and the row kernel. Parts that follow each other in memory, w after w and
 // y after y in a row, are one product of the library.

@@ -1,3 +1,4 @@
+#include "k3/ops/attn_res/attn_res.h"
 #include "k3/ops/cuda/dispatch.h"
 #include "k3/ops/cuda/op_state.h"
 #include "k3/ops/gemm/cuda/gemm_cuda.h"
@@ -25,6 +26,11 @@ GemmPart part_of(const Tensor& x, const Weight& w, const Tensor& y) {
   return {.w = w, .y = y.data, .y_stride = y.stride(0), .y_dtype = y.dtype};
 }
 
+// A residual sum and a norm; the first launch of a step and what follows the start of a block read what the kernel before wrote.
+bool site_fuses(const ops::AttnResSite& site) {
+  return site.delta && site.norm && !site.bank_to && (!site.blocks || site.blocks.dim(0) == 0);
+}
+
 // Deterministic products have one form whatever the number of tokens; other GPUs than Hopper have no stream kernel.
 bool fuses(const Ctx& ctx, const Tensor& x, const Weight& w) {
   return !ctx.deterministic && !plain_device() && gemm_fuses(x.dim(0), x.dim(1), w.scheme) && x.stride(0) % 8 == 0 && w.rows % 2 == 0;
@@ -32,11 +38,14 @@ bool fuses(const Ctx& ctx, const Tensor& x, const Weight& w) {
 
 }  // namespace
 
-void linear_many(const Ctx& ctx, const Tensor& x, std::span<const ops::LinearPart> parts) noexcept {
+namespace {
+
+void many(const Ctx& ctx, const Tensor& x, std::span<const ops::LinearPart> parts, const ops::AttnResSite* site) {
   GemmArgs args = args_of(ctx, x);
   if (x.dim(0) == 0) return;
   const bool fused = std::all_of(parts.begin(), parts.end(), [&](const ops::LinearPart& p) { return fuses(ctx, x, p.w); });
   if (needs_more(parts) && !fused) {
+    if (site != nullptr) cuda::attn_res_site(ctx, *site);
     linear_in_steps(ctx, x, parts, [&](std::span<const ops::LinearPart> plain) { cuda::linear_many(ctx, x, plain); });
     return;
   }
@@ -50,7 +59,27 @@ void linear_many(const Ctx& ctx, const Tensor& x, std::span<const ops::LinearPar
     to.up = part.up;
     if (part.up) args.glu = *part.glu;
   }
+  if (site != nullptr && site_fuses(*site) && gemm_takes_site(args) && ctx.gpu->site_counter() != nullptr) {
+    args.site = {.prefix = site->prefix.data,
+                 .delta = site->delta.data,
+                 .prefix_out = site->prefix.data,
+                 .norm = site->norm.data,
+                 .norm_bf16 = site->norm.dtype == DType::bf16,
+                 .eps = site->eps,
+                 .out = site->out.data,
+                 .counter = ctx.gpu->site_counter()};
+  } else if (site != nullptr) {
+    cuda::attn_res_site(ctx, *site);
+  }
+  args.claims = ctx.gpu->claim_counter();
   ctx.gpu->note(gemm_cuda(args, ctx.gpu->plans(), ctx.stream), "linear");
+}
+
+}  // namespace
+
+void linear_many(const Ctx& ctx, const Tensor& x, std::span<const ops::LinearPart> parts) noexcept { many(ctx, x, parts, nullptr); }
+void linear_many(const Ctx& ctx, const ops::AttnResSite& site, std::span<const ops::LinearPart> parts) noexcept {
+  many(ctx, site.out, parts, site.prefix ? &site : nullptr);
 }
 
 void linear_two(const Ctx& ctx, const ops::LinearOne& a, const ops::LinearOne& b) noexcept {

@@ -77,6 +77,60 @@ void check_two(int64_t tokens, int64_t in, int64_t rows) {
   }
 }
 
+// A residual sum and its norm in front, twice, so that the second finds what the first left.
+void check_site(int64_t in, int64_t pairs, bool norm_bf16) {
+  SCOPED_TRACE(fmt::format("I {} pairs {} norm {}", in, pairs, norm_bf16 ? "bf16" : "f32"));
+  std::vector<float> sum = random_bf16(in, 1), gain = random_bf16(in, 3);
+  const Matrix first(18, in, 4), gate(pairs, in, 5), up(pairs, in, 6);
+  const DeviceArray<uint16_t> prefix(to_bf16(sum)), gain_bf16(to_bf16(gain)), x(in), y(pairs);
+  const DeviceArray<float> gain_f32(gain), y_first(18);
+  const DeviceArray<uint32_t> counter(std::vector<uint32_t>{0});
+  for (uint64_t pass = 0; pass < 2; ++pass) {
+    const std::vector<float> more = random_bf16(in, 10 + pass);
+    const DeviceArray<uint16_t> delta(to_bf16(more));
+    GemmArgs args{.x = x.data(), .tokens = 1, .in = in, .x_stride = in, .part_count = 2};
+    args.parts[0] = {.w = first.device(), .y = y_first.data(), .y_stride = 18, .y_dtype = DType::f32};
+    args.parts[1] = {.w = gate.device(), .y = y.data(), .y_stride = pairs};
+    args.parts[1].up = up.device();
+    args.site = {.prefix = prefix.data(), .delta = delta.data(), .prefix_out = prefix.data(), .norm_bf16 = norm_bf16, .eps = 1e-5F, .out = x.data(), .counter = counter.data()};
+    args.site.norm = norm_bf16 ? static_cast<const void*>(gain_bf16.data()) : gain_f32.data();
+    ASSERT_TRUE(gemm_takes_site(args));
+    ASSERT_TRUE(gemm_cuda(args, nullptr, nullptr).ok());
+    gpu_sync();
+    double squares = 0;
+    for (size_t i = 0; i < sum.size(); ++i) {
+      sum[i] = round_to_bf16(sum[i] + more[i]);
+      squares += static_cast<double>(sum[i]) * static_cast<double>(sum[i]);
+    }
+    EXPECT_EQ(from_bf16(prefix.get()), sum);
+    std::vector<float> normed(sum.size());
+    for (size_t i = 0; i < sum.size(); ++i) {
+      normed[i] = static_cast<float>(static_cast<double>(sum[i]) / std::sqrt(squares / static_cast<double>(in) + 1e-5) * static_cast<double>(gain[i]));
+    }
+    std::vector<float> got_x = from_bf16(x.get());
+    EXPECT_LE(norm_ratio(got_x, normed), kOneRounding);
+    EXPECT_LE(norm_ratio(y_first.get(), first.product(got_x, 1)), 1e-5);
+    std::vector<float> gates = gate.product(got_x, 1), ups = up.product(got_x, 1), want(gates.size());
+    glu_ref(matrix(gates.data(), 1, pairs), matrix(ups.data(), 1, pairs), {}, matrix(want.data(), 1, pairs));
+    EXPECT_LE(norm_ratio(from_bf16(y.get()), want), kOneRounding);
+    EXPECT_EQ(counter.get(), std::vector<uint32_t>{0});
+    EXPECT_TRUE(x.guards_intact() && y.guards_intact() && prefix.guards_intact() && y_first.guards_intact());
+  }
+}
+
+TEST(GemmFusedGpu, SanitizeSite) {
+  K3_NEEDS_GPU();
+  check_site(32, 1, true);
+  check_site(544, 40, false);
+}
+
+TEST(GemmFusedGpu, SitesOfAllShapes) {
+  K3_NEEDS_GPU();
+  check_site(2304, 1024, true);
+  check_site(2304, 7000, true);
+  check_site(4096, 3000, false);
+}
+
 TEST(GemmFusedGpu, SanitizePairs) {
   K3_NEEDS_GPU();
   check_pair({1, 32, 1, {}});

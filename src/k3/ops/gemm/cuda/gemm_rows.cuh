@@ -22,6 +22,25 @@ struct RowsGlu {
   float beta = 1, linear_beta = 0;
 };
 
+// What stands before the products of one token (gemm_cuda.h).
+struct RowsSite {
+  const void *prefix = nullptr, *delta = nullptr;  // delta null: no site
+  void* prefix_out = nullptr;
+  const void* norm = nullptr;
+  bool norm_bf16 = false;
+  float eps = 0;
+  void* out = nullptr;
+  uint32_t* counter = nullptr;
+};
+
+// The kernel of one token: a ring of `groups` groups of `height` rows, `pitch` bytes apart. Without claims a block's rows are
+// those of its tile; with (one counter, zero before and after) it takes groups as it finishes.
+inline constexpr int kOneGroups = 12;
+struct RowsOne {
+  int height = 0, groups = 0, pitch = 0, ring_bytes = 0;
+  uint32_t* claims = nullptr;
+};
+
 // All parts' rows are cut into `tiles` of base_height rows, the first `higher` of 2^grain_log2 more (both are multiples of it);
 // a tile may lie in two parts. Blocks with y = 1 have another input, and the part after the first.
 struct Rows {
@@ -34,6 +53,8 @@ struct Rows {
   bool release_late = false;
   int k_warps_log2 = 0, cluster_log2 = 0, grain_log2 = 0;
   RowsGlu glu;  // of pairs
+  RowsOne one;
+  RowsSite site;
   RowsPart parts[6] = {};
 };
 
@@ -44,6 +65,9 @@ int gemm_rows_launch(const Rows& rows, RowsCodec codec, bool x_aligned, int toke
                      cudaStream_t stream);
 // BF16, I a multiple of 32, all rows aligned to 16 bytes. row_tiles: most rows of a tile over 16.
 int gemm_stream_launch(const Rows& rows, int row_tiles, int token_tiles, bool dependent, cudaStream_t stream);
+
+// One token, no other_x.
+int gemm_one_launch(const Rows& rows, bool dependent, cudaStream_t stream);
 
 // The same with I a multiple of 64 and at most 128 tokens; tiles of up to 128 rows.
 int gemm_wide_launch(const Rows& rows, bool dependent, cudaStream_t stream);

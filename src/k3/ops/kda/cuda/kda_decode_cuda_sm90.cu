@@ -1,5 +1,5 @@
 // One token of every request: convolution, SiLU, norms, gate, recurrence and output norm in one pass over the state.
-#include "k3/ops/cuda/launch.cuh"
+#include "k3/ops/cuda/beside.cuh"
 #include "k3/ops/kda/cuda/kda_decode_cuda.cuh"
 #include "k3/ops/kda/cuda/kda_decode_device.cuh"
 
@@ -230,7 +230,11 @@ __global__ void __launch_bounds__(kWarps * 32, min_blocks<State, kSplit, kWarps>
   }
 
   ConvLane conv;
-  float gate[kOut];
+  float gate[kOut], norm[kSplit > 1 ? kOut : 1];
+  if (kSplit > 1 && warp == 0) {  // one block's worth alone has no registers left for it
+#pragma unroll
+    for (int i = 0; i < (kSplit > 1 ? kOut : 1); ++i) norm[i] = lane + 32 * i < kRows ? __ldg(w.norm + first + lane + 32 * i) : 0.0F;
+  }
   const int channel = head * kDim + 4 * lane;
   const int64_t conv_at = slot * args.slots.conv_stride + static_cast<int64_t>(warp) * 3 * w.heads * kDim + channel;
   if (warp < 3) {
@@ -357,7 +361,7 @@ __global__ void __launch_bounds__(kWarps * 32, min_blocks<State, kSplit, kWarps>
 #pragma unroll
     for (int i = 0; i < kOut; ++i) {
       const int row = lane + 32 * i;
-      if (row < kRows) out[row] = __float2bfloat16(o[i] * scale * __ldg(w.norm + first + row) * sigmoid(gate[i]));
+      if (row < kRows) out[row] = __float2bfloat16(o[i] * scale * (kSplit > 1 ? norm[kSplit > 1 ? i : 0] : __ldg(w.norm + first + row)) * sigmoid(gate[i]));
     }
   }
   if constexpr (kBulk) {
@@ -374,7 +378,7 @@ int launch_one(const KdaDecodeArgs& args, cudaStream_t stream) {
   o.dependent = args.launch.dependent != 0;
   if (args.low.z_w != nullptr) o.shared_bytes = (kDim + kDim / kSplit) * kLowPitch;
   if (kBulk) o.shared_bytes = kDim / kSplit * kDim * static_cast<int>(sizeof(State));
-  return launch(kda_decode<State, kSplit, kWarps, kBulk>, o, stream, args);
+  return launch_beside(kda_decode<State, kSplit, kWarps, kBulk>, o, stream, args);
 }
 
 template <class State>

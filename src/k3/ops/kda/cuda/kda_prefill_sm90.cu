@@ -252,8 +252,9 @@ __global__ void __launch_bounds__(C::kThreads, 1)
   Piece piece;
   if (!find_piece<C>(a, s, piece)) return;
   const int thread = static_cast<int>(threadIdx.x), warp = __shfl_sync(0xFFFFFFFFU, thread / 32, 0);
-  // The first rows are asked for before anything else; where they are depends on the exports alone.
-  const bool early = a.export_count == 0 || C::kMaps;
+  // The first rows are asked for before anything else; where they are depends on the exports alone. racecheck calls it a race when a
+  // barrier is made and used before the block has met, though by one thread.
+  const bool early = kWarpArrivals == 1 && (a.export_count == 0 || C::kMaps);
   if (thread == 32 * C::kConsumers) {
     for (int i = 0; i < C::kAhead; ++i) mbar_init(shared_address(&s.raw[i]), 1);
     mbar_init_fence();

@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "k3/ops/kda/kda.h"
+#include "k3/ops/kda/train/cuda/kda_train_cuda.h"
 #include "k3/ops/kda/train/kda_train_cases.h"
 
 namespace k3::ops {
@@ -288,6 +289,18 @@ TEST_F(KdaTrainTest, StatesCarryGradients) {
   kda_train_vjp(on, b.args(), saved, b.rows(b.dy), b.grads());
   for (size_t i = 0; i < b.dq.size(); ++i) ASSERT_NEAR(a.dk[i], b.dk[i], 1e-4) << i;
   for (size_t i = 0; i < a.d_initial.size(); ++i) ASSERT_NEAR(a.d_initial[i], b.d_initial[i], 1e-4) << i;
+}
+
+TEST(KdaTrain, KernelsAndPassesOfAGpu) {
+  EXPECT_TRUE(cuda::kda_train_fast(128, 4, -5.0F, 90));
+  EXPECT_FALSE(cuda::kda_train_fast(128, 4, -8.0F, 90));
+  EXPECT_FALSE(cuda::kda_train_fast(128, 4, std::nullopt, 90));
+  EXPECT_FALSE(cuda::kda_train_fast(48, 4, -5.0F, 90));
+  EXPECT_FALSE(cuda::kda_train_fast(64, 2, -5.0F, 90));
+  EXPECT_FALSE(cuda::kda_train_fast(128, 4, -5.0F, 80));
+  EXPECT_EQ(cuda::kda_train_pass_heads(96, 1024, 128), 6);
+  EXPECT_EQ(cuda::kda_train_pass_heads(4, 1088, 128), 4);
+  EXPECT_EQ(cuda::kda_train_pass_heads(96, 1 << 20, 128), 1);
 }
 
 TEST(KdaTrain, Supported) {

@@ -90,8 +90,20 @@ __global__ void __launch_bounds__(32 * kWarps) prefill(const MlaPrefill p) {
 #pragma unroll
   for (int i = 0; i < 3; ++i) query[i] = two_of(q, 32 * i + lane);
   Softmax softmax;
-  for (int j = 0; j < visible; ++j) {
-    const int64_t key = p.key_offsets[request] + j;
+  // Keys of the request that are here: all of them, or those of this part, which goes on with what the parts before left.
+  const int64_t row = static_cast<int64_t>(token) * heads + head, key0 = p.key_offsets[request];
+  const int begin = p.so_far == nullptr ? 0 : static_cast<int>(max(p.first_key - key0, int64_t{0}));
+  const int end = p.so_far == nullptr ? keys : static_cast<int>(min(p.first_key + p.keys - key0, static_cast<int64_t>(keys)));
+  if (begin >= end) return;
+  float2* const so_far = p.so_far == nullptr ? nullptr : reinterpret_cast<float2*>(p.so_far + row * kMlaValue);
+  if (begin > 0) {
+    softmax = {p.lse[row] * kLog2e, 1};
+#pragma unroll
+    for (int i = 0; i < 2; ++i) acc[i] = so_far[32 * i + lane];
+    __syncwarp();
+  }
+  for (int j = begin; j < min(visible, end); ++j) {
+    const int64_t key = key0 - p.first_key + j;
     const auto* kv = static_cast<const __nv_bfloat16*>(p.expanded) + key * p.expanded_stride + head * (kMlaNope + kMlaValue);
     const auto* shared = static_cast<const __nv_bfloat16*>(p.shared_keys) + key * p.shared_stride;
     const float2 k[3] = {two_of(kv, lane), two_of(kv, 32 + lane), two_of(shared, lane)};
@@ -110,6 +122,10 @@ __global__ void __launch_bounds__(32 * kWarps) prefill(const MlaPrefill p) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     float2 out = {acc[i].x * inverse, acc[i].y * inverse};
+    if (end < keys) {
+      so_far[32 * i + lane] = out;
+      continue;
+    }
     if (p.gate != nullptr) {
       const float2 g =
           two_of(static_cast<const __nv_bfloat16*>(p.gate) + token * p.gate_stride + head * kMlaValue, 32 * i + lane);
@@ -119,7 +135,7 @@ __global__ void __launch_bounds__(32 * kWarps) prefill(const MlaPrefill p) {
     reinterpret_cast<uint32_t*>(static_cast<__nv_bfloat16*>(p.out) + token * p.out_stride +
                                 head * kMlaValue)[32 * i + lane] = pack_bf16(out.x, out.y);
   }
-  if (lane == 0 && p.lse != nullptr) p.lse[static_cast<int64_t>(token) * heads + head] = softmax.lse();
+  if (lane == 0 && p.lse != nullptr) p.lse[row] = softmax.lse();
 }
 
 }  // namespace

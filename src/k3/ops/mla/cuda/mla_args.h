@@ -28,10 +28,10 @@ struct LatentAppend {
   LatentPages pages;
 };
 
-// Pages to rows: row offsets[s] + i of `out` [tokens, 576] is token i of request s. tokens: an upper bound of offsets[B].
+// Pages to rows: token i of request s is row offsets[s] + i - first of `out` [tokens, 576], if it has such a row.
 struct LatentGather {
   void* out = nullptr;
-  int64_t out_stride = 0, tokens = 0, batch = 0;
+  int64_t out_stride = 0, tokens = 0, batch = 0, first = 0;
   const int32_t* offsets = nullptr;  // [B + 1] device
   LatentPages pages;
 };
@@ -81,6 +81,32 @@ struct MlaDecodeConfig {
   int min_tiles = 0;    // tiles of 64 tokens a worker takes at least of a request it shares
 };
 
+inline constexpr int kFusedCounters = 3;
+// All of a layer between its products, for one sequence: append, absorb, decode and values in one launch.
+struct MlaFused {
+  LatentAppend append;  // of it kv, kv_stride, norm_weight, norm_f32, eps
+  const void* q = nullptr;  // [T, H, 192]
+  int64_t q_stride = 0;
+  const void* kv_b = nullptr;
+  const int32_t* lengths = nullptr;  // [1] device: cached tokens with those of this step
+  const int32_t* offsets = nullptr;  // [2] device: tokens of the step; null: `tokens`
+  int64_t tokens = 0, heads = 0;
+  LatentPages pages;
+  const void* gate = nullptr;
+  int64_t gate_stride = 0;
+  void* out = nullptr;
+  int64_t out_stride = 0;
+  void* workspace = nullptr;
+  int32_t* counters = nullptr;  // kFusedCounters, zero before and after
+};
+
+struct MlaFusedConfig {
+  bool usable = false;
+  int row_tile = 0;  // query rows, padded
+  int blocks = 0;
+  int units = 0;  // of 8 a head: 64 latents of the absorbed query, 16 columns of the output
+};
+
 // Causal attention over expanded keys and values, packed: query i of request s (n of them) sees its keys < m - n + i + 1 of
 // m.
 struct MlaPrefill {
@@ -98,6 +124,11 @@ struct MlaPrefill {
   void* out = nullptr;  // [T, H * 128]
   int64_t out_stride = 0;
   float* lse = nullptr;  // [T, H] or null
+  // Keys in parts, one call after another: `expanded` and `shared_keys` have the rows [first_key, first_key + keys) of all requests'
+  // keys. Of a request with keys in several parts lse and this [T, H * 128] hold what its queries have so far; out is written by the
+  // part with its last key. Null: one part with all keys.
+  float* so_far = nullptr;
+  int64_t first_key = 0;
 };
 
 }  // namespace k3::ops::cuda

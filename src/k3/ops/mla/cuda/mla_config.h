@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "k3/ops/mla/cuda/mla_cuda.h"
+#include "k3/ops/mla/cuda/mla_split.h"
 
 namespace k3::ops::cuda {
 
@@ -20,8 +21,8 @@ inline MlaDecodeConfig mla_decode_config(int64_t heads, int64_t max_query_tokens
     bool halves;
     int cycles;  // times multiprocessors
   };
-  constexpr Shape kShapes[] = {{16, 1, false, 1950}, {32, 1, false, 2250}, {48, 1, false, 2530}, {64, 1, false, 2850},
-                               {96, 1, true, 4300},  {64, 2, false, 5840}};
+  constexpr Shape kShapes[] = {{16, 1, false, 1950}, {32, 1, false, 2250}, {48, 1, false, 2530},
+                               {64, 1, false, 2850}, {96, 1, true, 4300},  {64, 2, false, 5840}};
   int64_t best = -1;
   for (const Shape& s : kShapes) {
     const int64_t tiles = (rows + s.row_tile * s.pair - 1) / (s.row_tile * s.pair);
@@ -37,6 +38,19 @@ inline MlaDecodeConfig mla_decode_config(int64_t heads, int64_t max_query_tokens
   const int blocks = c.halves ? 2 : c.pair;
   c.workers = std::min<int>(std::max(device.sm_count, blocks), kMlaMaxBlocks) / blocks;
   c.min_tiles = c.row_tile * c.pair >= 64 ? 2 : 1;
+  return c;
+}
+
+// One sequence of few rows; `tokens` of the step.
+inline MlaFusedConfig mla_fused_config(int64_t heads, int64_t tokens, int64_t batch, const DeviceInfo& device) {
+  MlaFusedConfig c;
+  const int64_t rows = heads * tokens;
+  const bool hopper = device.capability >= 90 && device.capability < 100 && device.shared_bytes_per_block >= 232448;
+  if (!hopper || batch != 1 || rows > 32 || tokens > 8 || tokens < 1) return c;
+  c.blocks = std::min(device.sm_count, kMlaMaxBlocks);
+  c.units = static_cast<int>((8 * heads + c.blocks - 1) / c.blocks);
+  c.row_tile = rows <= 16 && c.units <= mla_fused_units(16) ? 16 : 32;
+  c.usable = c.units <= mla_fused_units(c.row_tile);
   return c;
 }
 

@@ -29,6 +29,14 @@ PartBytes part_bytes(const MlaDecodeConfig& c) {
           rows * kLatent * 4};
 }
 
+MapShape map_of(const LatentPages& pages, int box_tokens) {
+  return {.base = pages.base,
+          .rank = 3,
+          .sizes = {kLatentRow, pages.page_tokens, pages.pages},
+          .strides = {1, pages.row_stride, pages.page_stride},
+          .box = {64, box_tokens, 1}};
+}
+
 }  // namespace
 
 CudaStatus latent_append_cuda(const LatentAppend& args, Stream stream) {
@@ -92,15 +100,52 @@ CudaStatus mla_decode_cuda(const MlaDecode& args, Stream stream) {
                                         .sizes = {kLatentRow, args.query_tokens * args.heads},
                                         .strides = {1, kLatentRow},
                                         .box = {64, c.row_tile}});
-  if (code == 0) {
-    code = encode_map(&launch.pages, {.base = args.pages.base,
-                                      .rank = 3,
-                                      .sizes = {kLatentRow, page_tokens, args.pages.pages},
-                                      .strides = {1, args.pages.row_stride, args.pages.page_stride},
-                                      .box = {64, launch.box_tokens, 1}});
-  }
+  if (code == 0) code = encode_map(&launch.pages, map_of(args.pages, launch.box_tokens));
   if (code == 0) code = c.halves ? mla_decode_halves_launch(launch, stream) : mla_decode_sm90_launch(launch, stream);
   if (code == 0) code = mla_merge_launch(launch, stream);
+  return {code};
+}
+
+int64_t mla_fused_workspace_bytes(const MlaFusedConfig& c) {
+  const int64_t rows = int64_t{c.blocks} * c.row_tile;
+  return up(int64_t{c.row_tile} * kLatentRow * 2) + up(rows * static_cast<int64_t>(sizeof(float2))) + rows * kLatent * 4;
+}
+
+CudaStatus mla_fused_cuda(const MlaFused& args, Stream stream) {
+  check_pages(args.pages);
+  K3_CHECK(args.heads > 0 && args.q_stride >= args.heads * kMlaKey && args.q_stride % 8 == 0 && aligned(args.q) && aligned(args.kv_b) &&
+               aligned(args.append.kv) && aligned(args.append.norm_weight) && args.append.kv_stride % 8 == 0 &&
+               args.append.kv_stride >= kLatentRow && args.out_stride >= args.heads * kMlaValue,
+           "fused MLA of {} heads, strides {}, {} and {}", args.heads, args.q_stride, args.append.kv_stride, args.out_stride);
+  K3_CHECK(args.workspace != nullptr && reinterpret_cast<uintptr_t>(args.workspace) % kAlign == 0 && args.counters != nullptr,
+           "fused MLA without workspace");
+  MlaFusedLaunch launch;
+  launch.args = args;
+  launch.config = mla_fused_config(args.heads, args.tokens, 1, device_info());
+  const MlaFusedConfig& c = launch.config;
+  K3_CHECK(c.usable, "fused MLA of {} heads and {} tokens", args.heads, args.tokens);
+  auto* workspace = static_cast<std::byte*>(args.workspace);
+  launch.query_rows = workspace;
+  workspace += up(int64_t{c.row_tile} * kLatentRow * 2);
+  launch.sums = reinterpret_cast<float2*>(workspace);
+  launch.acc = reinterpret_cast<float*>(workspace + up(int64_t{c.blocks} * c.row_tile * static_cast<int64_t>(sizeof(float2))));
+  launch.counters = args.counters;
+  const int64_t page_tokens = args.pages.page_tokens;
+  launch.box_tokens = page_tokens % 64 == 0 ? 64 : page_tokens % 32 == 0 ? 32 : 16;
+  int code = encode_map(&launch.query, {.base = launch.query_rows,
+                                        .rank = 2,
+                                        .sizes = {kLatentRow, args.tokens * args.heads},
+                                        .strides = {1, kLatentRow},
+                                        .box = {64, c.row_tile}});
+  if (code == 0) code = encode_map(&launch.pages, map_of(args.pages, launch.box_tokens));
+  if (code == 0) {
+    code = encode_map(&launch.keys, {.base = args.kv_b,
+                                     .rank = 2,
+                                     .sizes = {kLatent, args.heads * (kMlaNope + kMlaValue)},
+                                     .strides = {1, kLatent},
+                                     .box = {64, kMlaNope}});
+  }
+  if (code == 0) code = mla_fused_launch(launch, stream);
   return {code};
 }
 
@@ -114,6 +159,7 @@ CudaStatus mla_prefill_cuda(const MlaPrefill& args, Stream stream) {
            "prefill with rows not aligned to 16 bytes");
   if (args.tokens == 0 || args.batch == 0) return {};
   K3_CHECK(args.keys > 0, "prefill of {} tokens without keys", args.tokens);
+  K3_CHECK(args.so_far == nullptr || (aligned(args.so_far) && args.lse != nullptr), "prefill in parts without sums");
   const DeviceInfo& device = device_info();
   if (device.capability < 90 || device.capability >= 100) return {mla_prefill_any_launch(args, stream)};
   MlaPrefillLaunch launch;

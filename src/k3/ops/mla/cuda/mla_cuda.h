@@ -28,6 +28,10 @@ CudaStatus mla_values_cuda(const MlaValues& args, Stream stream);
 // Of a configuration: mla_config.h.
 int64_t mla_decode_workspace_bytes(const MlaDecodeConfig& config);
 CudaStatus mla_decode_cuda(const MlaDecode& args, Stream stream);
+// Where mla_fused_config says usable: latent_append, absorb, decode and values of one sequence, in one launch. Against them with
+// the query rounded to BF16 as theirs is: 3e-3; ol is not rounded. A page's row of a token of this step is not read, but written.
+int64_t mla_fused_workspace_bytes(const MlaFusedConfig& config);
+CudaStatus mla_fused_cuda(const MlaFused& args, Stream stream);
 CudaStatus mla_prefill_cuda(const MlaPrefill& args, Stream stream);
 
 }  // namespace k3::ops::cuda

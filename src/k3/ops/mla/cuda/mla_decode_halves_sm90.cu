@@ -8,14 +8,18 @@
 // The reference of the softmax and its raising are those of mla_decode_sm90.cu; tiles decide about it in their order.
 #include "k3/ops/cuda/launch.cuh"
 #include "k3/ops/cuda/ptx.cuh"
+#include "k3/ops/cuda/warp_arrive.cuh"
 #include "k3/ops/cuda/wgmma.cuh"
-#include "k3/ops/mla/cuda/mla_decode_common.cuh"
+#include "k3/ops/mla/cuda/mla_decode_tile.cuh"
 
 namespace k3::ops::cuda {
 namespace {
 
 constexpr int kN = 96, kMine = kN / 2, kThreads = 640, kColumns = 5;  // kColumns: blocks of a tile, the shared key first
 constexpr int kQueryBlock = kN * 128, kInbox = kMine * 64 * 4, kPBytes = kN * 128, kPHalf = kMine * 128, kMetaBytes = 256;
+
+// Arrivals at the barriers of p and of the sums: of one thread for the warpgroup, behind a barrier of its own (racecheck: of all of them).
+constexpr uint32_t kPArrivals = kWarpArrivals == 32 ? 128 : 1;
 
 constexpr int kRing = 14, kPAt = kColumns * kQueryBlock, kInboxAt = kPAt + 2 * kPBytes, kRingAt = kInboxAt + 2 * kInbox;
 constexpr int kMetaAt = kRingAt + kRing * kBlockBytes;  // [2 buffers][2 halves]: factors [48], flag
@@ -54,26 +58,12 @@ __device__ void copy_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared, int
       tma_load_2d(shared + i * kQueryBlock, &p.query, i == 0 ? kLatent : latent0 + 64 * (i - 1), s.row0, bars.query_full());
     }
     const int32_t* table = p.args.pages.table + s.request * p.args.pages.table_stride;
-    int page[4] = {}, row[4] = {}, next_page[4] = {}, next_row[4] = {};
-    const auto look_up = [&](int tile) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int token = tile * kMlaTile + i * box_tokens;
-        if (i < boxes && token < s.length) {
-          const int index = token / page_tokens;
-          next_page[i] = table[index];
-          next_row[i] = token - index * page_tokens;
-        }
-      }
-    };
+    Boxes next;
+    const auto look_up = [&](int tile) { next.look_up(table, tile * kMlaTile, boxes, box_tokens, page_tokens, s.length); };
     look_up(s.begin);
 #pragma unroll 1
     for (int tile = s.begin; tile < s.end; ++tile) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        page[i] = next_page[i];
-        row[i] = next_row[i];
-      }
+      const Boxes at = next;
       const int left = s.length - tile * kMlaTile;
       const int taken = left >= kMlaTile ? boxes : max(0, (left + box_tokens - 1) / box_tokens);
       if (tile + 1 < s.end) look_up(tile + 1);
@@ -87,7 +77,7 @@ __device__ void copy_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared, int
 #pragma unroll
         for (int box = 0; box < 4; ++box) {
           if (box >= taken) break;
-          tma_load_3d(to, &p.pages, column, row[box], page[box], bar);
+          tma_load_3d(to, &p.pages, column, at.row[box], at.page[box], bar);
           to += box_tokens * 128;
         }
         turn.advance();
@@ -98,27 +88,23 @@ __device__ void copy_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared, int
 
 // Scorer `group` (0, 1) takes the tiles whose number in this block's sequence is of its parity.
 __device__ void score_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared, char* base, int rank, int group) {
-  constexpr int K = kMine / 4;
   const Bars bars{shared + kBarsAt};
-  const int thread = static_cast<int>(threadIdx.x) % 128, warp = thread / 32, lane = thread % 32, quad = lane % 4;
-  float* reference = reinterpret_cast<float*>(base + kFloatsAt);
-  int* limits = reinterpret_cast<int*>(reference + kMine);
-  float* cross = reference + 2 * kMine + group * 4 * kMine;
+  float* floats = reinterpret_cast<float*>(base + kFloatsAt);
+  const Scorer own = make_scorer(1 + group, floats, reinterpret_cast<int*>(floats + kMine), floats + 2 * kMine + group * 4 * kMine);
+  const int thread = own.thread, lane = own.lane;
   const auto meta = [&](int buffer) { return reinterpret_cast<float*>(base + kMetaAt + (2 * buffer + rank) * kMetaBytes); };
   const auto flag = [&](int buffer) { return reinterpret_cast<volatile int*>(meta(buffer) + kMine); };
   const float4* inbox = reinterpret_cast<const float4*>(base + kInboxAt + group * kInbox) + thread;
   const uint32_t other = static_cast<uint32_t>(1 - rank);
   const uint32_t outbox = cluster_map(shared + kInboxAt + group * kInbox + thread * 16, other);
   const uint32_t outbox_bar = cluster_map(bars.inbox(group), other);
-  constexpr float scale = kMlaScale * kLog2e;
   const uint32_t p_mine = shared + kPAt + group * kPBytes + rank * kPHalf;
-  const uint32_t p_store =
-      p_mine + ((lane / 16) * 8 + lane % 8) * 128 + (((16 * warp + 8 * (lane / 8 % 2)) * 2) ^ ((lane & 7) << 4));
+  const uint32_t p_store = p_mine + p_place(own);
   Turn<kRing> turn;
   uint32_t query_parity = 0, parity = 0;  // parity: of this scorer's next tile, for inbox, p full and p empty
   int number = 0;                         // of the tile in this block's sequence
   Segment s;
-  float l[kFolded<K>];
+  RowSums<kMine> l;
   if (group == 1) named_barrier_arrive(4, 256);  // scorer 0 decides first
   while (next_segment<1, true>(p, w, s)) {
     const int window = uniform(s.length - s.tokens + 1), heads = static_cast<int>(p.args.heads),
@@ -126,10 +112,9 @@ __device__ void score_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared, ch
     const int begin = uniform(s.begin), end = uniform(s.end), length = uniform(s.length);
     named_barrier(3, 256);  // limits and sums of the segment before have been read
     if (group == 0 && thread < kMine) {
-      limits[thread] = rank * kMine + thread < s.rows ? window + (row0 + thread) / heads : 0;
+      own.limits[thread] = rank * kMine + thread < s.rows ? window + (row0 + thread) / heads : 0;
     }
-#pragma unroll
-    for (float& x : l) x = 0;
+    l.clear();
     named_barrier(3, 256);
     mbar_wait(bars.query_full(), query_parity);
     query_parity ^= 1;
@@ -180,108 +165,23 @@ __device__ void score_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared, ch
       const bool first = tile == begin;
       mbar_wait(bars.p_empty(group), parity ^ 1);  // p, factors and flag of two tiles ago have been read, in both blocks
       named_barrier(4 + group, 256);               // the tile before has decided
-      if (!first && (*flag(1 - group) & kRescale) != 0) {
-#pragma unroll
-        for (int i = 0; i < kFolded<K>; ++i) {
-          const int index = folded_index<K>(i, lane);
-          l[i] *= meta(1 - group)[index / 2 * 8 + 2 * quad + index % 2];
-        }
-      }
-      float top = -INFINITY;
-#pragma unroll
-      for (int j = 0; j < kMine / 8; ++j) {
-        float2 ref = {0, 0};
-        if (!first) ref = *reinterpret_cast<const float2*>(reference + 8 * j + 2 * quad);
-        x[4 * j] = fmaf(x[4 * j], scale, -ref.x);
-        x[4 * j + 1] = fmaf(x[4 * j + 1], scale, -ref.y);
-        x[4 * j + 2] = fmaf(x[4 * j + 2], scale, -ref.x);
-        x[4 * j + 3] = fmaf(x[4 * j + 3], scale, -ref.y);
-      }
-      if (first_token + kMlaTile > window) {
-        const int token = first_token + 16 * warp + lane / 4;
-#pragma unroll
-        for (int j = 0; j < kMine / 8; ++j) {
-          const int2 limit = *reinterpret_cast<const int2*>(limits + 8 * j + 2 * quad);
-          if (token >= limit.x) x[4 * j] = -INFINITY;
-          if (token >= limit.y) x[4 * j + 1] = -INFINITY;
-          if (token + 8 >= limit.x) x[4 * j + 2] = -INFINITY;
-          if (token + 8 >= limit.y) x[4 * j + 3] = -INFINITY;
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < kMine / 2; ++i) top = fmaxf(top, x[i]);
-      const bool raise = uniform(named_barrier_any(1 + group, 128, first || top > kSlack)) != 0;
+      if (!first && (*flag(1 - group) & kRescale) != 0) l.scale(meta(1 - group), own);
+      scale_scores<kMine>(x, own, first_token, window, first);
+      const bool raise = wants_raise<kMine>(x, own, first);
       float* factor = meta(group);
       if (raise) {
-#pragma unroll
-        for (int j = 0; j < kMine / 8; ++j) {
-#pragma unroll
-          for (int c = 0; c < 2; ++c) {
-            float most = fmaxf(x[4 * j + c], x[4 * j + 2 + c]);
-#pragma unroll
-            for (int i = 4; i < 32; i <<= 1) most = fmaxf(most, __shfl_xor_sync(0xFFFFFFFFU, most, i));
-            if (lane < 4) cross[warp * kMine + 8 * j + 2 * quad + c] = most;
-          }
-        }
-        named_barrier(1 + group, 128);
-        if (thread < kMine) {
-          float up = fmaxf(fmaxf(cross[thread], cross[kMine + thread]),
-                           fmaxf(cross[2 * kMine + thread], cross[3 * kMine + thread]));
-          if (first) {
-            up = up == -INFINITY ? 0 : up;
-            reference[thread] = up;
-          } else {
-            up = fmaxf(up, 0);
-            reference[thread] += up;
-          }
-          cross[thread] = up;  // only this thread read this column
-          factor[thread] = first ? 1 : exp2f(-up);
-        }
-        named_barrier(1 + group, 128);
-#pragma unroll
-        for (int j = 0; j < kMine / 8; ++j) {
-          const float2 up = *reinterpret_cast<const float2*>(cross + 8 * j + 2 * quad);
-          x[4 * j] -= up.x;
-          x[4 * j + 1] -= up.y;
-          x[4 * j + 2] -= up.x;
-          x[4 * j + 3] -= up.y;
-        }
-#pragma unroll
-        for (int i = 0; i < kFolded<K>; ++i) {
-          const int index = folded_index<K>(i, lane);
-          l[i] *= factor[index / 2 * 8 + 2 * quad + index % 2];
-        }
+        raise_reference<kMine, true>(x, own, factor, first);
+        l.scale(factor, own);
       } else if (thread < kMine) {
         factor[thread] = 1;
       }
       if (thread == 0) *flag(group) = (first ? kFirst : raise ? kRescale : 0) | (tile + 1 == end ? kLast : 0);
       named_barrier_arrive(5 - group, 256);
-      if (left < kMlaTile) {  // what the pages hold beyond the request may be anything, and 0 * NaN is NaN
-        const int keep = max(left, 0);
-        Turn<kRing> block = turn;
-        for (int i = 1; i < kColumns; ++i) {
-          block.advance();
-          char* rows = base + kRingAt + block.slot * kBlockBytes + keep * 128;
-          for (int e = thread; e < (kMlaTile - keep) * 8; e += 128)
-            *reinterpret_cast<uint4*>(rows + e * 16) = uint4{0, 0, 0, 0};
-        }
-      }
-      float sums[K];
-#pragma unroll
-      for (int j = 0; j < kMine / 8; j += 2) {
-        uint32_t packed[4];
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          float* v = x + 4 * (j + i);
-#pragma unroll
-          for (int e = 0; e < 4; ++e) v[e] = exp2_approx(v[e]);
-          sums[2 * (j + i)] = v[0] + v[2];
-          sums[2 * (j + i) + 1] = v[1] + v[3];
-          packed[2 * i] = pack_bf16(v[0], v[1]);
-          packed[2 * i + 1] = pack_bf16(v[2], v[3]);
-        }
-        stmatrix_x4_trans(p_store + j * 1024, packed);
-      }
+      Turn<kRing> block = turn;
+      block.advance();
+      if (left < kMlaTile) clear_rows<kRing>(base + kRingAt, block, kColumns - 1, max(left, 0), thread);
+      float sums[kMine / 4];
+      store_p<kMine>(x, p_store, sums);
       fence_async_proxy();
       named_barrier(1 + group, 128);
       if (thread == 0) {
@@ -290,10 +190,10 @@ __device__ void score_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared, ch
         cluster_copy(cluster_map(p_mine, other), p_mine, kPHalf, bar);
         cluster_copy(cluster_map(meta_at, other), meta_at, kMetaBytes, bar);
         mbar_expect(bars.p_full(group), kPHalf + kMetaBytes);
+      } else if (kPArrivals > 1) {
+        mbar_arrive(bars.p_full(group));
       }
-      fold<K>(sums, lane);
-#pragma unroll
-      for (int i = 0; i < kFolded<K>; ++i) l[i] += sums[i];
+      l.add(sums, lane);
       parity ^= 1;
     };
 #pragma unroll 1
@@ -307,18 +207,8 @@ __device__ void score_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared, ch
     // The sums of the segment, by the scorer of its last tile.
     const int last = (number - 1) & 1;
     named_barrier(3, 256);
-    if (group != last && (*flag(last) & kRescale) != 0) {
-#pragma unroll
-      for (int i = 0; i < kFolded<K>; ++i) {
-        const int index = folded_index<K>(i, lane);
-        l[i] *= meta(last)[index / 2 * 8 + 2 * quad + index % 2];
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < kFolded<K>; ++i) {
-      const int index = folded_index<K>(i, lane);
-      cross[warp * kMine + index / 2 * 8 + 2 * quad + index % 2] = l[i];
-    }
+    if (group != last && (*flag(last) & kRescale) != 0) l.scale(meta(last), own);
+    l.store(own);
     named_barrier(3, 256);
     if (group != last) continue;
     mbar_wait(bars.p_empty(group), parity ^ 1);  // the values of both blocks are past the segment before
@@ -326,16 +216,16 @@ __device__ void score_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared, ch
     const bool whole = s.begin == 0 && s.end == s.tiles;
     float* inverse = reinterpret_cast<float*>(base + kSumsAt + rank * kMetaBytes);
     if (thread < kMine) {
-      const float* all = reference + 2 * kMine;
+      const float* all = floats + 2 * kMine;
       float sum = 0;
 #pragma unroll
       for (int i = 0; i < 8; ++i) sum += all[i * kMine + thread];
       inverse[thread] = sum > 0 ? 1 / sum : 0;
       const int row = rank * kMine + thread;
       if (!whole) {
-        p.parts.sums[mla_part_slot(worker, s.begin == 0) * kN + row] = {reference[thread], sum};
+        p.parts.sums[mla_part_slot(worker, s.begin == 0) * kN + row] = {own.reference[thread], sum};
       } else if (p.args.lse != nullptr && row < s.rows) {
-        p.args.lse[s.row0 + row] = sum > 0 ? (reference[thread] + log2f(sum)) * kLn2 : -INFINITY;
+        p.args.lse[s.row0 + row] = sum > 0 ? (own.reference[thread] + log2f(sum)) * kLn2 : -INFINITY;
       }
     }
     if (thread == 0)
@@ -350,14 +240,14 @@ __device__ void score_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared, ch
         p.parts.splits[worker] = {s.request * p.config.row_tiles + s.row_tile,
                                   mla_last_worker(s.at, s.tiles, w.share) - worker + 1};
       }
+    } else if (kPArrivals > 1) {
+      mbar_arrive(bars.sums_full());
     }
   }
   if ((number & 1) == group) {
     mbar_wait(bars.p_empty(group), parity ^ 1);
-    if (thread == 0) {
-      *flag(group) = kStop;
-      mbar_arrive(bars.p_full(group));
-    }
+    if (thread == 0) *flag(group) = kStop;
+    if (thread == 0 || kPArrivals > 1) mbar_arrive(bars.p_full(group));
   }
 }
 
@@ -377,17 +267,9 @@ __device__ void value_role(const MlaDecodeLaunch& p, uint32_t shared, const char
     const int flag = uniform(mine | (theirs & kRescale));
     if ((flag & kStop) != 0) return;
     if ((flag & kRescale) != 0) {
-#pragma unroll
-      for (int j = 0; j < kN / 8; ++j) {
-        const float2 f = *reinterpret_cast<const float2*>(meta + j / 6 * (kMetaBytes / 4) + j % 6 * 8 + 2 * quad);
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          acc[i][4 * j] *= f.x;
-          acc[i][4 * j + 1] *= f.y;
-          acc[i][4 * j + 2] *= f.x;
-          acc[i][4 * j + 3] *= f.y;
-        }
-      }
+      rescale<2, kN>(acc, [&](int j) {
+        return *reinterpret_cast<const float2*>(meta + j / 6 * (kMetaBytes / 4) + j % 6 * 8 + 2 * quad);
+      });
     }
     const uint64_t b = desc_128(shared + kPAt + buffer * kPBytes);
     int at = slot;
@@ -407,7 +289,7 @@ __device__ void value_role(const MlaDecodeLaunch& p, uint32_t shared, const char
     wgmma_wait<0>();
     if (lane == 0) mbar_arrive(bars.empty(slot));
     slot = later(slot, 3);
-    if (lane < 2) mbar_arrive_cluster_relaxed(bars.p_empty(buffer), static_cast<uint32_t>(lane));
+    warp_arrive_pair(bars.p_empty(buffer), lane);  // flag and factors have been read
     parity ^= static_cast<uint32_t>(buffer);
     buffer ^= 1;
     if ((flag & kLast) == 0) continue;
@@ -451,12 +333,12 @@ __global__ void __launch_bounds__(kThreads, 1) decode(const __grid_constant__ Ml
     }
     for (int i = 0; i < 2; ++i) {
       mbar_init(bars.inbox(i), 1);
-      mbar_init(bars.p_full(i), 1);
-      mbar_init(bars.p_empty(i), 16);
+      mbar_init(bars.p_full(i), kPArrivals);
+      mbar_init(bars.p_empty(i), 16 * kWarpArrivals);
     }
     mbar_init(bars.query_full(), 1);
     mbar_init(bars.query_empty(), 8);
-    mbar_init(bars.sums_full(), 1);
+    mbar_init(bars.sums_full(), kPArrivals);
     mbar_init_fence();
   }
   pdl_wait();

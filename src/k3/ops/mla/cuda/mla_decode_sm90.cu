@@ -19,7 +19,7 @@
 #include "k3/ops/cuda/ptx.cuh"
 #include "k3/ops/cuda/warp_arrive.cuh"
 #include "k3/ops/cuda/wgmma.cuh"
-#include "k3/ops/mla/cuda/mla_decode_common.cuh"
+#include "k3/ops/mla/cuda/mla_decode_tile.cuh"
 
 namespace k3::ops::cuda {
 namespace {
@@ -72,26 +72,14 @@ __device__ void copy_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared) {
     mbar_expect(bars.query_full(), kColumns * N * 128);
     for (int k = 0; k < kColumns; ++k) tma_load_2d(shared + k * N * 128, &p.query, 64 * k, s.row0, bars.query_full());
     const int32_t* table = p.args.pages.table + s.request * p.args.pages.table_stride;
-    int page[4] = {}, row[4] = {}, next_page[4] = {}, next_row[4] = {};
+    Boxes next;
     const auto look_up = [&](int tile) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int token = tile * kMlaTile + (rank * boxes + i) * box_tokens;
-        if (i < boxes && token < s.length) {
-          const int index = token / page_tokens;
-          next_page[i] = table[index];
-          next_row[i] = token - index * page_tokens;
-        }
-      }
+      next.look_up(table, tile * kMlaTile + rank * boxes * box_tokens, boxes, box_tokens, page_tokens, s.length);
     };
     look_up(s.begin);
 #pragma unroll 1
     for (int tile = s.begin; tile < s.end; ++tile) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        page[i] = next_page[i];
-        row[i] = next_row[i];
-      }
+      const Boxes at = next;
       const int left = s.length - tile * kMlaTile;
       const int all = left >= kMlaTile ? boxes * kPair : max(0, (left + box_tokens - 1) / box_tokens);
       const int mine = min(boxes, all - rank * boxes);
@@ -107,9 +95,9 @@ __device__ void copy_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared) {
         for (int box = 0; box < 4; ++box) {
           if (box >= mine) break;
           if constexpr (kPair == 2) {
-            tma_load_3d_multicast(to, &p.pages, column, row[box], page[box], bar, 3);
+            tma_load_3d_multicast(to, &p.pages, column, at.row[box], at.page[box], bar, 3);
           } else {
-            tma_load_3d(to, &p.pages, column, row[box], page[box], bar);
+            tma_load_3d(to, &p.pages, column, at.row[box], at.page[box], bar);
           }
           to += box_bytes;
         }
@@ -123,31 +111,26 @@ __device__ void copy_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared) {
 
 template <int N, int kPair>
 __device__ void score_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared, char* base) {
-  constexpr int K = N / 4;
   const Bars<N> bars{shared + Layout<N>::kBars};
-  float* reference = reinterpret_cast<float*>(base + Layout<N>::kFloats);
-  float* factor = reference + N;
-  int* limits = reinterpret_cast<int*>(reference + 2 * N);
-  float* cross = reference + 3 * N;
+  float* floats = reinterpret_cast<float*>(base + Layout<N>::kFloats);
+  float* factor = floats + N;
+  const Scorer own = make_scorer(1, floats, reinterpret_cast<int*>(floats + 2 * N), floats + 3 * N);
+  const int thread = own.thread, lane = own.lane;
   int* flag = reinterpret_cast<int*>(base + Layout<N>::kFlag);
   Target* target = reinterpret_cast<Target*>(base + Layout<N>::kFlag + 16);
-  const int thread = static_cast<int>(threadIdx.x) - 256, warp = thread / 32, lane = thread % 32, quad = lane % 4;
-  constexpr float scale = kMlaScale * kLog2e;
-  const uint32_t p_store = shared + Layout<N>::kP + ((lane / 16) * 8 + lane % 8) * 128 +
-                           (((16 * warp + 8 * (lane / 8 % 2)) * 2) ^ ((lane & 7) << 4));
+  const uint32_t p_store = shared + Layout<N>::kP + p_place(own);
   Turn<kRing<N>> turn;
   uint32_t query_parity = 0, p_parity = 0;
   Segment s;
-  float l[kFolded<K>];
+  RowSums<N> l;
   while (uniform(next_segment<kPair, false>(p, w, s)) != 0) {
     const int window = uniform(s.length - s.tokens + 1), heads = static_cast<int>(p.args.heads),
               row0 = s.row_tile * p.config.row_tile;
     const int begin = uniform(s.begin), end = uniform(s.end), length = uniform(s.length);
-    named_barrier(1, 128);  // limits, cross of the segment before have been read
-    if (thread < N) limits[thread] = thread < s.rows ? window + (row0 + thread) / heads : 0;
-#pragma unroll
-    for (float& x : l) x = 0;
-    named_barrier(1, 128);
+    own.meet();  // limits, cross of the segment before have been read
+    if (thread < N) own.limits[thread] = thread < s.rows ? window + (row0 + thread) / heads : 0;
+    l.clear();
+    own.meet();
     mbar_wait(bars.query_full(), query_parity);
     query_parity ^= 1;
 #pragma unroll 1
@@ -170,125 +153,40 @@ __device__ void score_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared, ch
       if (lane == 0 && tile + 1 == end) mbar_arrive(bars.query_empty());
       const int first_token = tile * kMlaTile, left = length - first_token;
       const bool first = tile == begin;
-      float top = -INFINITY;
-#pragma unroll
-      for (int j = 0; j < N / 8; ++j) {
-        float2 ref = {0, 0};
-        if (!first) ref = *reinterpret_cast<const float2*>(reference + 8 * j + 2 * quad);
-        x[4 * j] = fmaf(x[4 * j], scale, -ref.x);
-        x[4 * j + 1] = fmaf(x[4 * j + 1], scale, -ref.y);
-        x[4 * j + 2] = fmaf(x[4 * j + 2], scale, -ref.x);
-        x[4 * j + 3] = fmaf(x[4 * j + 3], scale, -ref.y);
-      }
-      if (first_token + kMlaTile > window) {
-        const int token = first_token + 16 * warp + lane / 4;
-#pragma unroll
-        for (int j = 0; j < N / 8; ++j) {
-          const int2 limit = *reinterpret_cast<const int2*>(limits + 8 * j + 2 * quad);
-          if (token >= limit.x) x[4 * j] = -INFINITY;
-          if (token >= limit.y) x[4 * j + 1] = -INFINITY;
-          if (token + 8 >= limit.x) x[4 * j + 2] = -INFINITY;
-          if (token + 8 >= limit.y) x[4 * j + 3] = -INFINITY;
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < N / 2; ++i) top = fmaxf(top, x[i]);
-      const bool raise = uniform(named_barrier_any(1, 128, first || top > kSlack)) != 0;
+      scale_scores<N>(x, own, first_token, window, first);
+      const bool raise = wants_raise<N>(x, own, first);
       mbar_wait(bars.p_empty(), p_parity ^ 1);
       p_parity ^= 1;
       if (raise) {
-#pragma unroll
-        for (int j = 0; j < N / 8; ++j) {
-#pragma unroll
-          for (int c = 0; c < 2; ++c) {
-            float most = fmaxf(x[4 * j + c], x[4 * j + 2 + c]);
-#pragma unroll
-            for (int i = 4; i < 32; i <<= 1) most = fmaxf(most, __shfl_xor_sync(0xFFFFFFFFU, most, i));
-            if (lane < 4) cross[warp * N + 8 * j + 2 * quad + c] = most;
-          }
-        }
-        named_barrier(1, 128);
-        if (thread < N) {
-          float up = fmaxf(fmaxf(cross[thread], cross[N + thread]), fmaxf(cross[2 * N + thread], cross[3 * N + thread]));
-          if (first) {
-            up = up == -INFINITY ? 0 : up;
-            reference[thread] = up;
-          } else {
-            up = fmaxf(up, 0);
-            reference[thread] += up;
-          }
-          cross[thread] = up;  // only this thread read this column
-          if (!first)
-            factor[thread] = exp2f(-up);  // at the first tile it may still be read as the sums of the segment before
-        }
-        named_barrier(1, 128);
-#pragma unroll
-        for (int j = 0; j < N / 8; ++j) {
-          const float2 up = *reinterpret_cast<const float2*>(cross + 8 * j + 2 * quad);
-          x[4 * j] -= up.x;
-          x[4 * j + 1] -= up.y;
-          x[4 * j + 2] -= up.x;
-          x[4 * j + 3] -= up.y;
-        }
-#pragma unroll
-        for (int i = 0; i < kFolded<K>; ++i) {
-          if (first) break;
-          const int index = folded_index<K>(i, lane);
-          l[i] *= factor[index / 2 * 8 + 2 * quad + index % 2];
-        }
+        raise_reference<N, false>(x, own, factor, first);  // at the first tile factor may still be read as the sums of the segment before
+        if (!first) l.scale(factor, own);
       }
       if (thread == 0) *flag = (first ? kFirst : raise ? kRescale : 0) | (tile + 1 == end ? kLast : 0);
-      if (left < kMlaTile) {  // what the pages hold beyond the request may be anything, and 0 * NaN is NaN
-        const int keep = max(left, 0);
-        Turn<kRing<N>> block = turn;
-        for (int i = 0; i < 8; ++i) {
-          block.advance();
-          char* rows = base + Layout<N>::kRingAt + block.slot * kBlockBytes + keep * 128;
-          for (int e = thread; e < (kMlaTile - keep) * 8; e += 128)
-            *reinterpret_cast<uint4*>(rows + e * 16) = uint4{0, 0, 0, 0};
-        }
-      }
-      float sums[K];
-#pragma unroll
-      for (int j = 0; j < N / 8; j += 2) {
-        uint32_t packed[4];
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          float* v = x + 4 * (j + i);
-#pragma unroll
-          for (int e = 0; e < 4; ++e) v[e] = exp2_approx(v[e]);
-          sums[2 * (j + i)] = v[0] + v[2];
-          sums[2 * (j + i) + 1] = v[1] + v[3];
-          packed[2 * i] = pack_bf16(v[0], v[1]);
-          packed[2 * i + 1] = pack_bf16(v[2], v[3]);
-        }
-        stmatrix_x4_trans(p_store + j * 1024, packed);
-      }
+      Turn<kRing<N>> block = turn;
+      block.advance();
+      if (left < kMlaTile) clear_rows<kRing<N>>(base + Layout<N>::kRingAt, block, 8, max(left, 0), thread);
+      float sums[N / 4];
+      store_p<N>(x, p_store, sums);
       fence_async_proxy();
       warp_arrive(bars.p_full(), lane);
-      fold<K>(sums, lane);
-#pragma unroll
-      for (int i = 0; i < kFolded<K>; ++i) l[i] += sums[i];
+      l.add(sums, lane);
       turn.advance(kColumns);
     }
     // The sums of the segment.
-    named_barrier(1, 128);  // cross has been read
-#pragma unroll
-    for (int i = 0; i < kFolded<K>; ++i) {
-      const int index = folded_index<K>(i, lane);
-      cross[warp * N + index / 2 * 8 + 2 * quad + index % 2] = l[i];
-    }
-    named_barrier(1, 128);
+    own.meet();  // cross has been read
+    l.store(own);
+    own.meet();
     mbar_wait(bars.p_empty(),
               p_parity ^ 1);  // factor has been read; the parity is not moved on: the next tile waits for the same
     const bool whole = s.begin == 0 && s.end == s.tiles;
     if (thread < N) {
-      const float sum = cross[thread] + cross[N + thread] + cross[2 * N + thread] + cross[3 * N + thread];
+      const float* mine = own.cross + thread;
+      const float sum = mine[0] + mine[N] + mine[2 * N] + mine[3 * N];
       factor[thread] = sum > 0 ? 1 / sum : 0;
       if (!whole) {
-        p.parts.sums[part_slot<kPair>(s.begin == 0) * N + thread] = {reference[thread], sum};
+        p.parts.sums[part_slot<kPair>(s.begin == 0) * N + thread] = {own.reference[thread], sum};
       } else if (p.args.lse != nullptr && thread < s.rows) {
-        p.args.lse[s.row0 + thread] = sum > 0 ? (reference[thread] + log2f(sum)) * kLn2 : -INFINITY;
+        p.args.lse[s.row0 + thread] = sum > 0 ? (own.reference[thread] + log2f(sum)) * kLn2 : -INFINITY;
       }
     }
     if (thread == 0) *target = {s.row0, s.rows, whole ? -1 : part_slot<kPair>(s.begin == 0)};
@@ -333,17 +231,7 @@ __device__ void value_role(const MlaDecodeLaunch& p, uint32_t shared, const char
     const int flag = uniform(*reinterpret_cast<const volatile int*>(base + Layout<N>::kFlag));
     if ((flag & kStop) != 0) return;
     if ((flag & kRescale) != 0) {
-#pragma unroll
-      for (int j = 0; j < N / 8; ++j) {
-        const float2 f = *reinterpret_cast<const float2*>(factor + 8 * j + 2 * (lane % 4));
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          acc[i][4 * j] *= f.x;
-          acc[i][4 * j + 1] *= f.y;
-          acc[i][4 * j + 2] *= f.x;
-          acc[i][4 * j + 3] *= f.y;
-        }
-      }
+      rescale<4, N>(acc, [&](int j) { return *reinterpret_cast<const float2*>(factor + 8 * j + 2 * (lane % 4)); });
     }
     const uint64_t b = desc_128(shared + Layout<N>::kP);
     int at = slot;

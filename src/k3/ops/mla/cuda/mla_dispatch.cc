@@ -1,11 +1,14 @@
 // MLA on a GPU: absorbed over the pages for steps of few tokens a sequence, expanded keys and values for longer ones. Sizes that these do
 // not know take one plain kernel.
+#include <algorithm>
+
 #include "k3/ops/cuda/dispatch.h"
 #include "k3/ops/cuda/op_state.h"
 #include "k3/ops/gemm/cuda/gemm_cuda.h"
 #include "k3/ops/mla/cuda/mla_any_dims.h"
 #include "k3/ops/mla/cuda/mla_config.h"
 #include "k3/ops/mla/cuda/mla_cuda.h"
+#include "k3/ops/mla/cuda/mla_parts.h"
 #include "k3/ops/mla/mla.h"
 
 namespace k3::ops::cuda {
@@ -23,6 +26,16 @@ LatentPages pages_of(const PagedTable& table) {
           .page_tokens = table.page_tokens,
           .table = table.tables,
           .table_stride = table.table_stride};
+}
+
+LatentAppend append_of(const Tensor& kv, const Tensor& norm_weight, float eps) {
+  LatentAppend a;
+  a.kv = kv.data;
+  a.kv_stride = kv.stride(0);
+  a.norm_weight = norm_weight.data;
+  a.norm_f32 = norm_weight.dtype == DType::f32;
+  a.eps = eps;
+  return a;
 }
 
 void absorbed(const Ctx& ctx, const ops::MlaArgs& args) {
@@ -64,28 +77,33 @@ void absorbed(const Ctx& ctx, const ops::MlaArgs& args) {
   ctx.gpu->note(mla_values_cuda(v, ctx.stream), "mla values");
 }
 
-void expanded(const Ctx& ctx, const ops::MlaArgs& args) {
-  const Workspace::Scope scope(*ctx.workspace);
-  const int64_t tokens = args.q.dim(0), heads = args.q.dim(1), keys = ctx.step->keys;
-  const Tensor rows = ctx.workspace->tensor({keys, kWidth}, DType::bf16);
-  const Tensor both = ctx.workspace->tensor({keys, heads * 2 * kValue}, DType::bf16);
+// Keys and values of the cached tokens [first, first + rows.dim(0)) of all sequences.
+void expand(const Ctx& ctx, const ops::MlaArgs& args, int64_t first, const Tensor& rows, const Tensor& both) {
   LatentGather g;
   g.out = rows.data;
   g.out_stride = kWidth;
-  g.tokens = keys;
+  g.tokens = rows.dim(0);
+  g.first = first;
   g.batch = ctx.step->sequences;
   g.offsets = ctx.step->key_offsets;
   g.pages = pages_of(args.table);
   ctx.gpu->note(latent_gather_cuda(g, ctx.stream), "mla gather");
   GemmArgs e;
   e.x = rows.data;
-  e.tokens = keys;
+  e.tokens = rows.dim(0);
   e.in = kLatent;
   e.x_stride = kWidth;
   e.dependent = true;
   e.part_count = 1;
   e.parts[0] = {.w = args.kv_b, .y = both.data, .y_stride = both.stride(0)};
   ctx.gpu->note(gemm_cuda(e, ctx.gpu->plans(), ctx.stream), "mla expand");
+}
+
+void expanded(const Ctx& ctx, const ops::MlaArgs& args) {
+  const Workspace::Scope scope(*ctx.workspace);
+  const int64_t tokens = args.q.dim(0), heads = args.q.dim(1), keys = ctx.step->keys, part = mla_part_of(keys, heads);
+  const Tensor rows = ctx.workspace->tensor({part, kWidth}, DType::bf16);
+  const Tensor both = ctx.workspace->tensor({part, heads * 2 * kValue}, DType::bf16);
   MlaPrefill p;
   p.q = args.q.data;
   p.q_stride = args.q.stride(0);
@@ -98,10 +116,17 @@ void expanded(const Ctx& ctx, const ops::MlaArgs& args) {
   p.batch = ctx.step->sequences;
   p.heads = heads;
   p.tokens = tokens;
-  p.keys = keys;
   p.out = args.out.data;
   p.out_stride = args.out.stride(0);
-  ctx.gpu->note(mla_prefill_cuda(p, ctx.stream), "mla prefill");
+  if (part < keys) {
+    p.so_far = ctx.workspace->tensor({tokens, heads, kValue}).f32();
+    p.lse = ctx.workspace->tensor({tokens, heads}).f32();
+  }
+  for (p.first_key = 0; p.first_key < keys; p.first_key += part) {
+    p.keys = std::min(part, keys - p.first_key);
+    expand(ctx, args, p.first_key, rows.slice(0, p.keys), both.slice(0, p.keys));
+    ctx.gpu->note(mla_prefill_cuda(p, ctx.stream), "mla prefill");
+  }
 }
 
 void plain(const Ctx& ctx, const ops::MlaArgs& args) {
@@ -121,17 +146,38 @@ void plain(const Ctx& ctx, const ops::MlaArgs& args) {
   ctx.gpu->note(mla_any_dims_cuda(a, ctx.stream), "mla of any size");
 }
 
+// Append, absorb, decode and values in one launch.
+void fused(const Ctx& ctx, const ops::MlaArgs& args, const MlaFusedConfig& config) {
+  const Workspace::Scope scope(*ctx.workspace);
+  MlaFused f;
+  f.append = append_of(args.kv, args.kv_norm, args.kv_eps);
+  f.q = args.q.data;
+  f.q_stride = args.q.stride(0);
+  f.kv_b = args.kv_b.data;
+  f.lengths = ctx.step->lengths;
+  f.offsets = ctx.step->offsets;
+  f.tokens = args.q.dim(0);
+  f.heads = args.q.dim(1);
+  f.pages = pages_of(args.table);
+  if (args.gate) {
+    f.gate = args.gate.data;
+    f.gate_stride = args.gate.stride(0);
+  }
+  f.out = args.out.data;
+  f.out_stride = args.out.stride(0);
+  f.workspace = ctx.workspace->bytes(mla_fused_workspace_bytes(config));
+  const Result<void*> counters = ctx.gpu->zeroed(kFusedCounters * static_cast<int64_t>(sizeof(int32_t)));
+  if (!counters.ok()) end_exhausted(counters.error().message);
+  f.counters = static_cast<int32_t*>(*counters);
+  ctx.gpu->note(mla_fused_cuda(f, ctx.stream), "mla fused");
+}
+
 }  // namespace
 
 void latent_append(const Ctx& ctx, const Tensor& kv, const Tensor& norm_weight, float eps, const PagedTable& table) noexcept {
   K3_CHECK(kv.dtype == DType::bf16 && kv.dim(1) == table.width, "latent_append on a GPU: {} {}", dtype_name(kv.dtype), kv.shape_text());
   if (kv.dim(0) == 0) return;
-  LatentAppend a;
-  a.kv = kv.data;
-  a.kv_stride = kv.stride(0);
-  a.norm_weight = norm_weight.data;
-  a.norm_f32 = norm_weight.dtype == DType::f32;
-  a.eps = eps;
+  LatentAppend a = append_of(kv, norm_weight, eps);
   a.tokens = kv.dim(0);
   a.batch = ctx.step->sequences;
   a.offsets = ctx.step->offsets;
@@ -149,6 +195,9 @@ void mla(const Ctx& ctx, const ops::MlaArgs& args) noexcept {
            args.q.shape_text());
   if (args.q.dim(0) == 0) return;
   const bool known = args.nope == 128 && args.rope == 64 && args.value == kValue && args.rank == kLatent;
+  const MlaFusedConfig config = mla_fused_config(args.q.dim(1), args.q.dim(0), ctx.step->sequences, device_info());
+  if (known && args.kv && config.usable) return fused(ctx, args, config);
+  if (args.kv) latent_append(ctx, args.kv, args.kv_norm, args.kv_eps, args.table);
   if (known && (ctx.deterministic || ctx.step->longest <= kAbsorbedTokens)) return absorbed(ctx, args);  // with the gate
   known ? expanded(ctx, args) : plain(ctx, args);
   if (args.gate) cuda::sigmoid_gate(ctx, args.gate, args.out.reshape({args.gate.dim(0), args.gate.dim(1)}));

@@ -94,6 +94,87 @@ const BenchRegistration products("mla_products", [](Bench& bench) {
   }
 });
 
+// A layer between its products at one token, as a step queues it: one launch, or five.
+void step_case(Bench& bench, int64_t heads, int64_t length, bool fused) {
+  const std::string name = fmt::format("H={} S={} {}", heads, length, fused ? "one launch" : "five launches");
+  if (!bench.wants("mla_step", name)) return;
+  constexpr int64_t kRow = 576, kPage = 64;
+  const int64_t pages = (length + kPage - 1) / kPage, weight = heads * 256 * 512;
+  const int copies =
+      static_cast<int>(std::clamp<int64_t>((int64_t{256} << 20) / ((pages * kPage * kRow + weight) * 2), 1, 8));
+  const DeviceArray<uint16_t> pool(copies * pages * kPage * kRow), kv_b(copies * weight), q(heads * 192), kv(kRow),
+      norm(512), gate(heads * 128), out(heads * 128), query(heads * kRow), ol(heads * 512);
+  for (const DeviceArray<uint16_t>* x : {&pool, &kv_b, &q, &kv, &norm, &gate})
+    gpu_check(fill_normal_bf16(x->data(), x->size(), 1, 1, bench.stream()).code, "fill");
+  std::vector<int32_t> table(static_cast<size_t>(copies * pages));
+  for (size_t i = 0; i < table.size(); ++i) table[i] = static_cast<int32_t>(i);
+  const DeviceArray<int32_t> table_d(table), lengths(std::vector<int32_t>{static_cast<int32_t>(length)}),
+      history(std::vector<int32_t>{static_cast<int32_t>(length - 1)}), offsets(std::vector<int32_t>{0, 1}),
+      counters(std::vector<int32_t>(kFusedCounters, 0));
+  const MlaFusedConfig config = mla_fused_config(heads, 1, 1, device_info());
+  const DeviceArray<uint8_t> workspace(
+      std::max(mla_decode_workspace_bytes(mla_decode_config(heads, 1, device_info())), mla_fused_workspace_bytes(config)));
+  BenchLine line{.kernel = "mla_step", .name = name, .note = ""};
+  line.bytes = static_cast<double>((length * kRow + weight) * 2 + heads * (192 + 128 + 128) * 2);
+  line.flops = 2.0 * 1088 * static_cast<double>(heads * length);
+  bench.run(line, [&](cudaStream_t stream, int i) {
+    const LatentPages at{pool.data(), kPage * kRow, kRow, copies * pages, kPage, table_d.data() + i % copies * pages, pages};
+    const uint16_t* w = kv_b.data() + i % copies * weight;
+    const LatentAppend append{.kv = kv.data(),
+                              .kv_stride = kRow,
+                              .norm_weight = norm.data(),
+                              .norm_f32 = false,
+                              .eps = 1e-6F,
+                              .tokens = 1,
+                              .batch = 1,
+                              .offsets = offsets.data(),
+                              .history = history.data(),
+                              .pages = at};
+    if (fused) {
+      const MlaFused args{.append = append,
+                          .q = q.data(),
+                          .q_stride = heads * 192,
+                          .kv_b = w,
+                          .lengths = lengths.data(),
+                          .offsets = offsets.data(),
+                          .tokens = 1,
+                          .heads = heads,
+                          .pages = at,
+                          .gate = gate.data(),
+                          .gate_stride = heads * 128,
+                          .out = out.data(),
+                          .out_stride = heads * 128,
+                          .workspace = workspace.data(),
+                          .counters = counters.data()};
+      gpu_check(mla_fused_cuda(args, stream).code, "fused");
+      return;
+    }
+    gpu_check(latent_append_cuda(append, stream).code, "append");
+    gpu_check(mla_absorb_cuda({q.data(), heads * 192, w, query.data(), 1, heads}, stream).code, "absorb");
+    const MlaDecode decode{.query = query.data(),
+                           .lengths = lengths.data(),
+                           .offsets = offsets.data(),
+                           .batch = 1,
+                           .heads = heads,
+                           .query_tokens = 1,
+                           .pages = at,
+                           .ol = ol.data(),
+                           .workspace = workspace.data()};
+    gpu_check(mla_decode_cuda(decode, stream).code, "decode");
+    gpu_check(mla_values_cuda({ol.data(), w, gate.data(), heads * 128, out.data(), heads * 128, 1, heads}, stream).code,
+              "values");
+  });
+}
+
+const BenchRegistration steps("mla_step", [](Bench& bench) {
+  for (const int64_t heads : {32, 12}) {
+    for (const int64_t length : {512, 4096, 32768, 131072}) {
+      step_case(bench, heads, length, true);
+      step_case(bench, heads, length, false);
+    }
+  }
+});
+
 void prefill_case(Bench& bench, int64_t heads, int64_t tokens, int64_t history) {
   const std::string name = fmt::format("H={} T={} history={}", heads, tokens, history);
   if (!bench.wants("mla_prefill", name)) return;

@@ -140,9 +140,10 @@ TEST(MlaProductsGpu, HeadsAndRows) {
   check_products(48, 70);
 }
 
+// In parts of so many keys; 0: at once. What a part does not bring must not be read: it is NaN then.
 void check_prefill(int64_t heads, const std::vector<int>& counts, const std::vector<int>& history, bool any = false,
-                   bool gated = true) {
-  SCOPED_TRACE(fmt::format("H={} n={} history {}", heads, counts[0], history[0]));
+                   bool gated = true, int64_t part = 0) {
+  SCOPED_TRACE(fmt::format("H={} n={} history {} parts of {}", heads, counts[0], history[0], part));
   std::vector<int> lengths;
   for (size_t s = 0; s < counts.size(); ++s) lengths.push_back(counts[s] + history[s]);
   const std::vector<int32_t> q_offsets = offsets_of(counts), k_offsets = offsets_of(lengths);
@@ -155,9 +156,9 @@ void check_prefill(int64_t heads, const std::vector<int>& counts, const std::vec
   latent_bits.resize(static_cast<size_t>((keys + slack) * s_stride), 0xFFFF);
   const DeviceArray<uint16_t> q_d(to_bf16(q)), expanded_d(expanded_bits), latent_d(latent_bits), gate_d(to_bf16(gate)),
       out(tokens * out_stride);
-  const DeviceArray<float> lse(tokens * heads);
+  const DeviceArray<float> lse(tokens * heads), so_far(tokens * heads * 128);
   const DeviceArray<int32_t> q_offsets_d(q_offsets), k_offsets_d(k_offsets);
-  const MlaPrefill args{.q = q_d.data(),
+  MlaPrefill args{.q = q_d.data(),
                         .q_stride = q_stride,
                         .expanded = expanded_d.data(),
                         .expanded_stride = e_stride,
@@ -174,7 +175,25 @@ void check_prefill(int64_t heads, const std::vector<int>& counts, const std::vec
                         .out = out.data(),
                         .out_stride = out_stride,
                         .lse = lse.data()};
-  ASSERT_EQ(any ? mla_prefill_any_launch(args, nullptr) : mla_prefill_cuda(args, nullptr).code, 0);
+  const auto run = [&] { ASSERT_EQ(any ? mla_prefill_any_launch(args, nullptr) : mla_prefill_cuda(args, nullptr).code, 0); };
+  if (part == 0) {
+    run();
+  } else {
+    args.so_far = so_far.data();
+    for (args.first_key = 0; args.first_key < keys; args.first_key += part) {
+      args.keys = std::min(part, keys - args.first_key);
+      const auto cut = [&](const std::vector<uint16_t>& bits, int64_t stride) {
+        std::vector<uint16_t> rows(bits.begin() + args.first_key * stride, bits.begin() + (args.first_key + args.keys) * stride);
+        rows.resize(rows.size() + static_cast<size_t>(slack * stride), 0xFFFF);
+        return rows;
+      };
+      const DeviceArray<uint16_t> expanded_part(cut(expanded_bits, e_stride)), latent_part(cut(latent_bits, s_stride));
+      args.expanded = expanded_part.data();
+      args.shared_keys = latent_part.data() + kRank;
+      run();
+      gpu_sync();
+    }
+  }
   gpu_sync();
   const std::vector<float> got = from_bf16(out.get()), got_lse = lse.get();
   std::vector<float> mine(static_cast<size_t>(tokens * heads * 128)), ref(mine.size());
@@ -217,12 +236,26 @@ void check_prefill(int64_t heads, const std::vector<int>& counts, const std::vec
                                  lse_error[static_cast<size_t>(row)]);
   }
   if (show()) fmt::print("prefill H={} n={} history {}: {:.2e}, lse {:.1e}\n", heads, counts[0], history[0], ratio, worst);
-  EXPECT_TRUE(out.guards_intact() && lse.guards_intact());
+  EXPECT_TRUE(out.guards_intact() && lse.guards_intact() && so_far.guards_intact());
 }
 
 TEST(MlaPrefillGpu, SanitizeTails) {
   K3_NEEDS_GPU();
   check_prefill(2, {1, 130}, {0, 3});
+  check_prefill(2, {1, 130}, {0, 3}, false, true, 50);
+  check_prefill(2, {1, 13}, {0, 3}, true, true, 5);
+}
+
+// Parts that end inside a request's history, inside its own tokens (some of which see nothing of the next part), at its last key, and
+// that hold several requests.
+TEST(MlaPrefillGpu, Parts) {
+  K3_NEEDS_GPU();
+  for (const int64_t part : {1, 37, 128, 200, 384, 1000, 3000}) {
+    check_prefill(2, {200}, {part > 100 ? 1000 : 90}, false, part != 200, part);
+    check_prefill(3, {5, 0, 300, 128, 1, 64}, {part > 100 ? 700 : 70, 10, 0, 128, 400, 0}, false, true, part);
+  }
+  check_prefill(2, {5, 0, 40}, {20, 3, 0}, true, true, 16);
+  check_prefill(2, {5, 0, 40}, {20, 3, 0}, true, false, 64);
 }
 
 TEST(MlaPrefillGpu, LengthsAndHistories) {

@@ -28,12 +28,24 @@ struct MlaDecodeLaunch {
   int box_tokens = 0;  // rows of a box of the pages' map
 };
 
+struct MlaFusedLaunch {
+  CUtensorMap query, pages, keys;  // keys: of kv_b, boxes of 128 rows and 64 columns
+  MlaFused args;
+  MlaFusedConfig config;
+  void* query_rows = nullptr;           // [rows, 576]
+  float2* sums = nullptr;               // [blocks, row_tile] (m, l)
+  float* acc = nullptr;                 // [blocks, row_tile, 512]
+  int32_t* counters = nullptr;
+  int box_tokens = 0;
+};
+
 int latent_append_launch(const LatentAppend& args, cudaStream_t stream);
 int latent_gather_launch(const LatentGather& args, cudaStream_t stream);
 int mla_absorb_launch(const MlaAbsorb& args, cudaStream_t stream);
 int mla_values_launch(const MlaValues& args, cudaStream_t stream);
 int mla_decode_sm90_launch(const MlaDecodeLaunch& args, cudaStream_t stream);
 int mla_decode_halves_launch(const MlaDecodeLaunch& args, cudaStream_t stream);  // config.halves
+int mla_fused_launch(const MlaFusedLaunch& args, cudaStream_t stream);
 int mla_merge_launch(const MlaDecodeLaunch& args, cudaStream_t stream);
 int mla_decode_any_launch(const MlaDecode& args, cudaStream_t stream);
 

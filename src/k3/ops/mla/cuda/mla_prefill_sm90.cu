@@ -21,9 +21,12 @@ constexpr int kBytes = kBars + (1 + 4 * kStages) * 8;
 struct Work {
   int head, queries, keys, query0, query_row,
       key_row;  // query0: of the tile in the request; rows: of its first query and key
+  int ahead;    // keys of the request from the first of this part on; `keys` of them are in it
+  bool first;   // the part has the request's first key
 };
 
 // Heads whose keys and values fit into L2 together go side by side; within them long tiles come first.
+template <bool kParts>
 __device__ bool find_work(const MlaPrefillLaunch& p, Work& w) {
   const int heads = static_cast<int>(p.args.heads), most = static_cast<int>(gridDim.x) / heads;
   const int group = static_cast<int>(blockIdx.x) / (p.head_group * most),
@@ -42,7 +45,17 @@ __device__ bool find_work(const MlaPrefillLaunch& p, Work& w) {
     w.queries = queries;
     w.query_row = first + w.query0;
     w.key_row = p.args.key_offsets[s];
-    w.keys = p.args.key_offsets[s + 1] - w.key_row;
+    w.keys = w.ahead = p.args.key_offsets[s + 1] - w.key_row;
+    w.first = true;
+    if constexpr (kParts) {
+      const int begin = static_cast<int>(p.args.first_key), end = begin + static_cast<int>(p.args.keys);
+      w.first = w.key_row >= begin;
+      const int from = max(w.key_row, begin), key_end = w.key_row + w.keys;
+      w.key_row = from - begin;
+      w.ahead = key_end - from;
+      w.keys = min(key_end, end) - from;
+      return w.keys > 0;
+    }
     return true;
   }
   return false;
@@ -143,14 +156,38 @@ __device__ __forceinline__ void to_weights(uint32_t (&weights)[8][4], const floa
   }
 }
 
+// Adds what the parts before gave a row to what this one gives it: `out` (every fourth pair is the row's), whose weights sum to `sum`
+// at a largest score of `most`. Then lse and the sums so far are those of all parts; out is the mean, and `inverse` one.
+__device__ __forceinline__ void merge_parts(const MlaPrefill& a, const Work& w, int64_t token, int column, int quad, float sum, float most,
+                                            float earlier, float* out, float& inverse) {
+  const float here = sum > 0 ? most * (kMlaScale * kLog2e) + log2f(sum) : -INFINITY;
+  const float top = fmaxf(here, earlier), base = top == -INFINITY ? 0 : top;
+  const float mine = exp2f(here - base), theirs = exp2f(earlier - base), all = mine + theirs, share = all > 0 ? 1 / all : 0;
+  float* const so_far = a.so_far + token * a.heads * kMlaValue + column;
+  const float own = mine * share * inverse, other = theirs * share;
+#pragma unroll
+  for (int j = 0; j < 16; ++j) {
+    float2& past = *reinterpret_cast<float2*>(so_far + 8 * j);
+    const float2 before = w.first ? float2{0, 0} : past;
+    out[4 * j] = out[4 * j] * own + before.x * other;
+    out[4 * j + 1] = out[4 * j + 1] * own + before.y * other;
+    if (w.keys < w.ahead) past = {out[4 * j], out[4 * j + 1]};
+  }
+  inverse = 1;
+  if (quad == 0) a.lse[token * a.heads + w.head] = all > 0 ? (base + log2f(all)) * kLn2 : -INFINITY;
+}
+
+template <bool kParts>
 __device__ void attend_role(const MlaPrefillLaunch& p, const Work& w, int tiles, uint32_t shared, char* memory) {
   const Bars bars{shared + kBars};
   const int group = static_cast<int>(threadIdx.x) / 128, warp = static_cast<int>(threadIdx.x) / 32 % 4,
             lane = static_cast<int>(threadIdx.x) % 32;
   const uint32_t query = shared + kQueryAt + group * 64 * 128;
   const int row = 16 * warp + lane / 4, quad = lane % 4;  // of this warpgroup's 64; the other row of a thread is row + 8
-  const int limit = w.keys - w.queries + w.query0 + 64 * group + row + 1;  // keys that the row sees
-  const int all_see = w.keys - w.queries + w.query0 + 64 * group + 1;      // keys that every row of the warpgroup sees
+  const int limit = w.ahead - w.queries + w.query0 + 64 * group + row + 1;  // keys that the row sees, of this part and later ones
+  const int all_see = w.ahead - w.queries + w.query0 + 64 * group + 1;      // keys that every row of the warpgroup sees
+  // A row that counts sees no more than there are, if all of them are here.
+  const int limits[2] = {kParts ? min(limit, w.keys) : limit, kParts ? min(limit + 8, w.keys) : limit + 8};
   float x[64], out[64], factor[2];
   uint32_t weights[8][4];
   Softmax softmax;
@@ -161,8 +198,8 @@ __device__ void attend_role(const MlaPrefillLaunch& p, const Work& w, int tiles,
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
         const int key = tile * kTile + 8 * j + 2 * quad + c;
-        if (key >= limit) x[4 * j + c] = -INFINITY;
-        if (key >= limit + 8) x[4 * j + 2 + c] = -INFINITY;
+        if (key >= limits[0]) x[4 * j + c] = -INFINITY;
+        if (key >= limits[1]) x[4 * j + 2 + c] = -INFINITY;
       }
     }
   };
@@ -229,13 +266,30 @@ __device__ void attend_role(const MlaPrefillLaunch& p, const Work& w, int tiles,
     softmax.sum[h] += __shfl_xor_sync(0xFFFFFFFFU, softmax.sum[h], 2);
   }
   wgmma_wait<0>();
+  float earlier[2] = {-INFINITY, -INFINITY};  // binary logarithms of the sums of the parts before
+  if constexpr (kParts) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int in_tile = 64 * group + row + 8 * h;
+      if (w.first || w.query0 + in_tile >= w.queries) continue;
+      earlier[h] = p.args.lse[static_cast<int64_t>(w.query_row + in_tile) * p.args.heads + w.head] * kLog2e;
+    }
+    __syncwarp();  // lanes of a row have read before one of them writes
+  }
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int in_tile = 64 * group + row + 8 * h;
     if (w.query0 + in_tile >= w.queries) continue;
-    const float sum = softmax.sum[h], inverse = sum > 0 ? 1 / sum : 0;
+    const float sum = softmax.sum[h];
+    float inverse = sum > 0 ? 1 / sum : 0;
     const int64_t token = w.query_row + in_tile;
     const int column = w.head * kMlaValue + 2 * quad;
+    if constexpr (kParts) {
+      if (!(w.first && w.keys == w.ahead)) {
+        merge_parts(p.args, w, token, column, quad, sum, softmax.most[h], earlier[h], out + 2 * h, inverse);
+        if (w.keys < w.ahead) continue;
+      }
+    }
     auto* to = static_cast<__nv_bfloat16*>(p.args.out) + token * p.args.out_stride + column;
     const auto* gate = p.args.gate == nullptr
                            ? nullptr
@@ -250,20 +304,21 @@ __device__ void attend_role(const MlaPrefillLaunch& p, const Work& w, int tiles,
       }
       *reinterpret_cast<uint32_t*>(to + 8 * j) = pack_bf16(a, b);
     }
-    if (p.args.lse != nullptr && quad == 0) {
+    if (p.args.lse != nullptr && quad == 0 && (!kParts || (w.first && w.keys == w.ahead))) {
       p.args.lse[token * p.args.heads + w.head] =
           sum > 0 ? (softmax.most[h] * (kMlaScale * kLog2e) + log2f(sum)) * kLn2 : -INFINITY;
     }
   }
 }
 
+template <bool kParts>
 __global__ void __launch_bounds__(kThreads, 1) prefill(const __grid_constant__ MlaPrefillLaunch p) {
   extern __shared__ __align__(1024) char memory[];
   const uint32_t shared = shared_address(memory);
   const Bars bars{shared + kBars};
   Work w;
-  if (!find_work(p, w)) return;
-  const int seen = min(w.keys, w.keys - w.queries + w.query0 + kTile);  // by the last query of the tile
+  if (!find_work<kParts>(p, w)) return;
+  const int seen = min(w.keys, w.ahead - w.queries + w.query0 + kTile);  // by the last query of the tile
   const int tiles = max(1, (seen + kTile - 1) / kTile);
   if (threadIdx.x == 0) {
     if ((shared & 1023) != 0) __trap();
@@ -282,7 +337,7 @@ __global__ void __launch_bounds__(kThreads, 1) prefill(const __grid_constant__ M
     if (threadIdx.x == 256) copy_role(p, w, tiles, shared);
   } else {
     more_registers<240>();
-    attend_role(p, w, tiles, shared, memory);
+    attend_role<kParts>(p, w, tiles, shared, memory);
   }
 }
 
@@ -292,7 +347,7 @@ int mla_prefill_sm90_launch(const MlaPrefillLaunch& p, cudaStream_t stream) {
   const int64_t tiles = (p.args.tokens + kTile - 1) / kTile + p.args.batch;  // no fewer than the requests have together
   const LaunchOptions options{
       .grid = dim3(static_cast<unsigned>(tiles * p.args.heads)), .block = dim3(kThreads), .shared_bytes = kBytes};
-  return launch(prefill, options, stream, p);
+  return p.args.so_far != nullptr ? launch(prefill<true>, options, stream, p) : launch(prefill<false>, options, stream, p);
 }
 
 }  // namespace k3::ops::cuda

@@ -35,4 +35,14 @@ constexpr int mla_last_worker(int at, int tiles, int share) { return (at + kMlaO
 // it.
 constexpr int mla_part_slot(int worker, bool first_tile) { return 2 * worker + (first_tile ? 1 : 0); }
 
+// Units of the keys (128 x 64 BF16) that fit where a query of so many rows lies later.
+constexpr int mla_fused_units(int rows) { return rows * 9 * 128 / (128 * 64 * 2); }
+// The one sequence of the fused kernel: tiles a block. Few parts are merged faster than many, so blocks take two tiles each
+// before more than these take part.
+inline constexpr int kMlaFusedParts = 64;
+constexpr int mla_fused_share(int tiles, int blocks) {
+  const int even = (tiles + blocks - 1) / blocks, two = tiles > kMlaFusedParts ? 2 : 1;
+  return even < two ? two : even;
+}
+
 }  // namespace k3::ops::cuda

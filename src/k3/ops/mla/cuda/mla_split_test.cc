@@ -6,6 +6,7 @@
 
 #include "k3/base/rng.h"
 #include "k3/ops/mla/cuda/mla_config.h"
+#include "k3/ops/mla/cuda/mla_parts.h"
 #include "k3/ops/mla/cuda/mla_split.h"
 
 namespace k3::ops::cuda {
@@ -118,6 +119,40 @@ TEST(MlaConfig, EveryRowHasATile) {
   }
 }
 
+TEST(MlaFused, EveryTileHasOneBlock) {
+  for (const int blocks : {1, 7, 114, 132}) {
+    for (int tiles = 1; tiles <= 3000; tiles += 1 + tiles / 40) {
+      const int share = mla_fused_share(tiles, blocks);
+      ASSERT_GE(share * blocks, tiles) << tiles << " " << blocks;
+      ASSERT_LE(share, std::max(2, (tiles + blocks - 1) / blocks));
+    }
+  }
+  EXPECT_EQ(mla_fused_share(64, 132), 1);
+  EXPECT_EQ(mla_fused_share(65, 132), 2);
+  EXPECT_EQ(mla_fused_share(512, 132), 4);
+}
+
+TEST(MlaFused, ForOneSequenceOfUpTo32Rows) {
+  for (const auto& [heads, tokens, tile, units] : {std::tuple{12, 1, 16, 1}, {16, 1, 16, 1}, {12, 2, 32, 1}, {17, 1, 32, 2}, {32, 1, 32, 2}, {4, 8, 32, 1}}) {
+    const MlaFusedConfig c = mla_fused_config(heads, tokens, 1, hopper());
+    EXPECT_TRUE(c.usable) << heads << " " << tokens;
+    EXPECT_EQ(c.row_tile, tile);
+    EXPECT_EQ(c.units, units);
+    EXPECT_GE(c.units * c.blocks, 8 * heads);
+  }
+  EXPECT_FALSE(mla_fused_config(33, 1, 1, hopper()).usable);
+  EXPECT_FALSE(mla_fused_config(12, 3, 1, hopper()).usable);
+  EXPECT_FALSE(mla_fused_config(1, 9, 1, hopper()).usable);
+  EXPECT_FALSE(mla_fused_config(12, 1, 2, hopper()).usable);
+  DeviceInfo d = hopper();
+  d.sm_count = 100;  // the keys of 32 heads do not fit beside each other
+  EXPECT_FALSE(mla_fused_config(32, 1, 1, d).usable);
+  d.sm_count = 114;  // those of 16 in the place of a query of 32 rows
+  EXPECT_EQ(mla_fused_config(16, 1, 1, d).row_tile, 32);
+  d.capability = 80;
+  EXPECT_FALSE(mla_fused_config(12, 1, 1, d).usable);
+}
+
 TEST(MlaConfig, OtherDevicesTakeThePlainPath) {
   DeviceInfo d = hopper();
   d.capability = 80;
@@ -125,6 +160,24 @@ TEST(MlaConfig, OtherDevicesTakeThePlainPath) {
   d.capability = 100;
   EXPECT_FALSE(mla_decode_config(96, 1, d).hopper);
   EXPECT_FALSE(mla_decode_config(96, 1, DeviceInfo{}).hopper);
+}
+
+TEST(MlaConfig, PartsOfThePrefillAreBoundedAndEqual) {
+  for (const int64_t heads : {1, 4, 12, 16, 32, 64, 96, 128}) {
+    const int64_t most = mla_part_keys(heads);
+    EXPECT_LE(2 * most * (576 + 256 * heads), kMlaPartBytes);
+    EXPECT_EQ(most % 128, 0);
+    EXPECT_LE(mla_measured_keys(heads), most);
+    for (const int64_t keys : {int64_t{1}, most - 1, most, most + 1, 2 * most, 2 * most + 1, int64_t{1} << 20}) {
+      const int64_t part = mla_part_of(keys, heads), parts = (keys + part - 1) / part;
+      EXPECT_LE(part, most);
+      EXPECT_EQ(parts, (keys + most - 1) / most) << heads << " " << keys;  // no more than have to be
+      if (keys <= most) {
+        EXPECT_EQ(part, keys);
+      }
+    }
+  }
+  EXPECT_GT(mla_part_keys(96), 8192);  // a usual prompt is one part
 }
 
 TEST(MlaConfig, HeadsOfAPrefillGroupFitIntoL2) {

@@ -19,8 +19,7 @@ struct Kept {
 
 void note(const Ctx& ctx, int code, const char* what) { ctx.gpu->note(CudaStatus{code}, what); }
 
-MlaTrain attention_of(const Ctx& ctx, const ops::MlaMixArgs& args, const Kept& kept) {
-  const ops::MlaArgs& a = args.mla;
+MlaTrain attention_of(const Ctx& ctx, const ops::MlaArgs& a, const Kept& kept) {
   const auto narrow = [](int64_t x) { return static_cast<int32_t>(x); };
   MlaTrain m{};
   m.heads = narrow(a.q.dim(1));
@@ -32,7 +31,7 @@ MlaTrain attention_of(const Ctx& ctx, const ops::MlaMixArgs& args, const Kept& k
   m.offsets = ctx.step->offsets;
   m.q = a.q.data;
   m.keys = kept.keys.data;
-  const Tensor shared = args.kv.columns(a.rank, a.rank + a.rope);
+  const Tensor shared = a.kv.columns(a.rank, a.rank + a.rope);
   m.shared = shared.data;
   m.shared_stride = shared.stride(0);
   m.scale = 1 / std::sqrt(static_cast<float>(a.nope + a.rope));
@@ -41,10 +40,9 @@ MlaTrain attention_of(const Ctx& ctx, const ops::MlaMixArgs& args, const Kept& k
   return m;
 }
 
-void mix_vjp(const Ctx& ctx, Tape& tape, const ops::MlaMixArgs& args, const Kept& kept, const Tensor& dy) {
+void mix_vjp(const Ctx& ctx, Tape& tape, const ops::MlaArgs& a, const Kept& kept, const Tensor& dy) {
   const Workspace::Scope scope(*ctx.workspace);
   Workspace& memory = *ctx.workspace;
-  const ops::MlaArgs& a = args.mla;
   const int64_t tokens = a.q.dim(0), heads = a.q.dim(1);
   const Tensor delta = memory.tensor({tokens, heads}), dkeys = memory.tensor_like(kept.keys);
   const Tensor dshared = memory.tensor({tokens, heads * a.rope}, DType::bf16), dlatent = memory.tensor_like(kept.latent);
@@ -64,7 +62,7 @@ void mix_vjp(const Ctx& ctx, Tape& tape, const ops::MlaMixArgs& args, const Kept
   note(ctx, mla_gate_vjp_launch(gate, ctx.stream), "mla gate vjp");
   const Tape::Into dq = tape.into(a.q);
   K3_CHECK(dq.fresh, "queries have one use");
-  MlaTrain m = attention_of(ctx, args, kept);
+  MlaTrain m = attention_of(ctx, a, kept);
   m.d_out = dy.data;
   m.delta = delta.f32();
   m.dq = dq.grad.data;
@@ -75,9 +73,9 @@ void mix_vjp(const Ctx& ctx, Tape& tape, const ops::MlaMixArgs& args, const Kept
   if (const Tensor dw = tape.parameter_grad(a.kv_b.data, a.kv_b.rows * a.kv_b.cols)) {
     cuda::matmul(ctx, dkeys, Op::transposed, kept.latent, Op::plain, dw.reshape({a.kv_b.rows, a.kv_b.cols}), true);
   }
-  const Tape::Into dkv = tape.into(args.kv);
-  cuda::rms_norm_vjp(ctx, args.kv.columns(0, a.rank), args.kv_norm, args.eps, dlatent, dkv.grad.columns(0, a.rank), !dkv.fresh,
-               tape.parameter_grad(args.kv_norm.data, args.kv_norm.size()));
+  const Tape::Into dkv = tape.into(a.kv);
+  cuda::rms_norm_vjp(ctx, a.kv.columns(0, a.rank), a.kv_norm, a.kv_eps, dlatent, dkv.grad.columns(0, a.rank), !dkv.fresh,
+               tape.parameter_grad(a.kv_norm.data, a.kv_norm.size()));
   const Tensor to = dkv.grad.columns(a.rank, a.rank + a.rope);
   note(ctx,
        mla_shared_vjp_launch(dshared.data, tokens, static_cast<int32_t>(heads), static_cast<int32_t>(a.rope), to.data, to.stride(0), !dkv.fresh, ctx.stream),
@@ -86,8 +84,7 @@ void mix_vjp(const Ctx& ctx, Tape& tape, const ops::MlaMixArgs& args, const Kept
 
 }  // namespace
 
-void mla_mix_train(const Ctx& ctx, const ops::MlaMixArgs& args) noexcept {
-  const ops::MlaArgs& a = args.mla;
+void mla_train(const Ctx& ctx, const ops::MlaArgs& a) noexcept {
   const int64_t tokens = a.q.dim(0), heads = a.q.dim(1);
   Workspace& memory = *ctx.workspace;
   Kept kept;
@@ -95,9 +92,9 @@ void mla_mix_train(const Ctx& ctx, const ops::MlaMixArgs& args) noexcept {
   kept.keys = memory.tensor({tokens, a.kv_b.rows}, DType::bf16);
   kept.out = memory.tensor({tokens, heads * a.value});
   kept.logsum = memory.tensor({tokens, heads});
-  cuda::rms_norm_forward(ctx, args.kv.columns(0, a.rank), args.kv_norm, args.eps, kept.latent);
+  cuda::rms_norm_forward(ctx, a.kv.columns(0, a.rank), a.kv_norm, a.kv_eps, kept.latent);
   cuda::matmul(ctx, kept.latent, Op::plain, weight_matrix(a.kv_b), Op::transposed, kept.keys, false);
-  MlaTrain m = attention_of(ctx, args, kept);
+  MlaTrain m = attention_of(ctx, a, kept);
   Tape* const tape = ctx.tape;
   if (tape != nullptr && !tape->repeating()) {
     if (const Tensor largest = tape->watched(a.kv_b.data, "max_logit")) m.largest = largest.f32();
@@ -109,7 +106,7 @@ void mla_mix_train(const Ctx& ctx, const ops::MlaMixArgs& args) noexcept {
   tape->record([=](const Ctx& back) {
     const Tensor dy = tape->grad(a.out);
     if (!dy) return;
-    mix_vjp(back, *tape, args, kept, dy);
+    mix_vjp(back, *tape, a, kept, dy);
     tape->done(a.out);
   });
 }

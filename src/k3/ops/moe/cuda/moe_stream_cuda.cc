@@ -1,6 +1,7 @@
 #include "k3/ops/moe/cuda/moe_stream_cuda.h"
 
 #include "k3/base/check.h"
+#include "k3/ops/moe/cuda/moe_one_types.h"
 #include "k3/ops/moe/cuda/moe_plan_cuda.h"
 #include "k3/ops/moe/cuda/moe_stream_config.h"
 #include "k3/ops/moe/cuda/moe_stream_pack.h"
@@ -8,13 +9,13 @@
 namespace k3::ops::cuda {
 namespace {
 
-constexpr int64_t kMaxTokens = 1024, kCounterBytes = 16 << 10;
+constexpr int64_t kMaxTokens = 1024, kCounterBytes = 16 << 10, kOneRowsBytes = 64 << 10;
 static_assert((moe_max_tiles(kMaxTokens, 16, kMoeMaxExperts, 8) + 2) * 4 <= kCounterBytes);
 
 int64_t align(int64_t bytes) { return (bytes + 255) / 256 * 256; }
 
 struct Parts {  // of the workspace
-  int64_t counters, hidden, offsets, row_slot, tiles, tile_count, plan, total;
+  int64_t counters, shared_out, hidden, offsets, row_slot, tiles, tile_count, plan, total;
 };
 Parts parts_of(int64_t tokens, int64_t topk, int64_t experts, int64_t hidden) {
   Parts p{};
@@ -25,6 +26,7 @@ Parts parts_of(int64_t tokens, int64_t topk, int64_t experts, int64_t hidden) {
     return mine;
   };
   p.counters = take(kCounterBytes);  // first and of one size, so that calls of all shapes agree about them
+  p.shared_out = take(kOneRowsBytes);
   p.hidden = take(tokens * topk * hidden * 2);
   p.offsets = take((experts + 1) * 4);
   p.row_slot = take(tokens * topk * 4);
@@ -51,6 +53,52 @@ bool moe_stream_takes_shared(const MoeExpertsCuda& w, int64_t tokens, int64_t to
          c.shared_bytes + moe_shared_rows_bytes(tokens, w.width, columns, c.grid) + 1024 <= device.shared_bytes_per_block;
 }
 
+namespace {
+
+// Shared memory of the kernel of one token; 0: it does not serve the call.
+int one_bytes(const MoeStreamCuda& a) {
+  const MoeExpertsCuda& w = a.weights;
+  const DeviceInfo& device = device_info();
+  const bool is_one = a.tokens == 1 && a.token_count == nullptr && a.sum.out != nullptr && a.sum.norm_weight == nullptr;
+  const bool routes = a.route.logits == nullptr || a.route.experts <= kMoeOneRouted;
+  if (!is_one || !routes || device.capability != 90 || w.width > kOneRowsBytes / 4) return 0;
+  return moe_one_shared_bytes(w.kind, a.topk, w.width, w.hidden, a.shared.w != nullptr ? a.shared.columns : 0, device.sm_count,
+                              device.shared_bytes_per_block);
+}
+
+CudaStatus one_token(const MoeStreamCuda& a, const Parts& parts, int shared_bytes, Stream stream) {
+  const MoeExpertsCuda& w = a.weights;
+  auto* base = static_cast<std::byte*>(a.workspace);
+  MoeOne p{};
+  p.packed[0] = w.w13;
+  p.packed[1] = w.w2;
+  p.places = w.places;
+  p.units[0] = (w.hidden + 7) / 8;
+  p.units[1] = (w.width + 15) / 16;
+  p.chunks[0] = static_cast<int>(moe_chunks(w.kind, w.width));
+  p.chunks[1] = static_cast<int>(moe_chunks(w.kind, w.hidden));
+  for (int i = 0; i < 2; ++i) p.by_units[i] = MoeDivisor(p.units[i]);
+  p.factors = w.kind == MoeWeights::mxfp4 ? w.factors : nullptr;
+  p.z = a.z;
+  p.hidden = base + parts.hidden;
+  p.slot_out = a.slot_out;
+  p.shared_out = reinterpret_cast<float*>(base + parts.shared_out);
+  p.ids = a.ids;
+  p.counters = reinterpret_cast<int32_t*>(base + parts.counters);
+  p.glu = a.glu;
+  p.route = a.route;
+  p.shared = a.shared;
+  p.sum = a.sum;
+  p.topk = a.topk;
+  p.first_expert = a.first_expert;
+  p.experts = w.experts;
+  p.width = w.width;
+  p.hidden_width = w.hidden;
+  return {moe_one_launch(w.kind, p, device_info().sm_count, shared_bytes, stream)};
+}
+
+}  // namespace
+
 CudaStatus moe_stream_cuda(const MoeStreamCuda& a, Stream stream) {
   const MoeExpertsCuda& w = a.weights;
   K3_CHECK(a.tokens >= 0 && a.tokens <= kMaxTokens && a.topk >= 1 && a.topk <= 16, "moe_stream_cuda: {} tokens, top {}",
@@ -66,6 +114,7 @@ CudaStatus moe_stream_cuda(const MoeStreamCuda& a, Stream stream) {
   K3_CHECK(!routes || (config.in_order && a.route.experts >= a.topk && a.route.experts <= kMoeMaxExperts),
            "moe_stream_cuda: routing of {} tokens to {} of {} experts", a.tokens, a.topk, a.route.experts);
   const Parts parts = parts_of(a.tokens, a.topk, w.experts, w.hidden);
+  if (const int bytes = one_bytes(a); bytes > 0) return one_token(a, parts, bytes, stream);
   auto* base = static_cast<std::byte*>(a.workspace);
   const auto ints = [&](int64_t at) { return reinterpret_cast<int32_t*>(base + at); };
   MoeStreamPass pass{};

@@ -435,7 +435,10 @@ __global__ void __launch_bounds__(kWarps * 32, 1) stream_experts(const __grid_co
   for (int phase = 0; phase < 2; ++phase) {
     const int begin = phase == 0 ? begins[0] : begins[1], end = phase == 0 ? ends[0] : ends[1], chunks = p.chunks[phase],
               units = p.units[phase];
-    if (phase == 1 && begin < end) load_b(phase, quotient(begin, p.by_units[phase]));
+    if (phase == 1 && begin < end) {
+      cp_async_wait<0>();  // a block without a unit of the first phase has not waited for its copies, whose place is written again
+      load_b(phase, quotient(begin, p.by_units[phase]));
+    }
 #pragma unroll 1
     for (int seg = begin; seg < end;) {
       const int seg_end = segment_end(phase, seg, end), seg_units = seg_end - seg;
@@ -522,6 +525,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) stream_experts(const __grid_co
   }
 
   const bool sums = p.sum.out != nullptr || p.sum.out_f32 != nullptr;
+  cp_async_wait<0>();  // as above
   __syncthreads();
   if (sums) {
     if (tid == 0) release_add(p.counters, 1);

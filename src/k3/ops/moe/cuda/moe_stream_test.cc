@@ -3,6 +3,7 @@
 
 #include <set>
 
+#include "k3/ops/moe/cuda/moe_one_types.h"
 #include "k3/ops/moe/cuda/moe_stream_config.h"
 
 namespace k3::ops::cuda {
@@ -36,6 +37,16 @@ TEST(MoeStreamConfig, RefusesWhatDoesNotFit) {
   DeviceInfo ampere = h200();
   ampere.capability = 80;
   EXPECT_EQ(moe_stream_config(MoeWeights::bf16, 1, 2, 4, 64, 64, ampere).grid, 0);
+}
+
+TEST(MoeOneConfig, ServesTheShapesOfBothModels) {
+  for (const MoeWeights kind : {MoeWeights::mxfp4, MoeWeights::bf16}) {
+    EXPECT_LE(moe_one_shared_bytes(kind, 8, 2304, 1024, 1024, 132, 232448), 130 << 10);  // the product before fits beside it
+    EXPECT_GT(moe_one_shared_bytes(kind, 8, 2304, 1024, 1024, 132, 232448), 0);
+    EXPECT_GT(moe_one_shared_bytes(kind, 2, 32, 32, 0, 132, 232448), 0);
+    EXPECT_EQ(moe_one_shared_bytes(kind, 8, 2304, 1024, 4096, 132, 232448), 0);  // shared experts that the ring does not hold
+  }
+  EXPECT_GT(moe_one_shared_bytes(MoeWeights::mxfp4, 16, 3584, 3072, 0, 132, 232448), 0);
 }
 
 TEST(MoePack, BitsOfAWordAreAPermutation) {

@@ -65,11 +65,10 @@ struct RouteChoice {
   float weight;
 };
 
-// keys: of the lane's experts (route_key; 0 beyond the last). candidates: kRouterCandidates of shared memory, chosen:
-// kRouterTopk; of this warp.
+// The expert alone. keys: of the lane's experts (route_key; 0 beyond the last). candidates: kRouterCandidates of shared memory,
+// chosen: kRouterTopk; of this warp.
 template <int kHeld>
-__device__ __forceinline__ RouteChoice route_token(const RouteRule& r, const float* logits, uint32_t (&keys)[kHeld], uint2* candidates,
-                                                   int* chosen) {
+__device__ __forceinline__ int choose_experts(const RouteRule& r, uint32_t (&keys)[kHeld], uint2* candidates, int* chosen) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const uint32_t best = largest(keys);
   int rank = 0;
@@ -95,6 +94,7 @@ __device__ __forceinline__ RouteChoice route_token(const RouteRule& r, const flo
     for (int c = lane; c < count; c += 32) {
       const uint2 me = candidates[c];
       int before = 0;
+#pragma unroll 8
       for (int j = 0; j < count; ++j) {
         const uint32_t other = candidates[j].x;
         before += other > me.x || (other == me.x && j < c) ? 1 : 0;
@@ -106,13 +106,25 @@ __device__ __forceinline__ RouteChoice route_token(const RouteRule& r, const flo
   } else {
     mine = choose_one_by_one(keys, lane, r.topk);
   }
+  return mine;
+}
 
-  const float score = lane < r.topk ? route_sigmoid(logits[mine]) : 0;
+// Of lane j's choice, whose logit it brings.
+__device__ __forceinline__ float weigh_expert(const RouteRule& r, float logit) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const float score = lane < r.topk ? route_sigmoid(logit) : 0;
   float sum = 0;
 #pragma unroll
   for (int j = 0; j < kRouterTopk; ++j) sum += __shfl_sync(kAllLanes, score, j);  // in the order of choice
   const float factor = r.renormalise ? r.scale / (sum + 1e-20F) : r.scale;
-  return {mine, score * factor};
+  return score * factor;
+}
+
+template <int kHeld>
+__device__ __forceinline__ RouteChoice route_token(const RouteRule& r, const float* logits, uint32_t (&keys)[kHeld], uint2* candidates,
+                                                   int* chosen) {
+  const int mine = choose_experts(r, keys, candidates, chosen);
+  return {mine, weigh_expert(r, static_cast<int>(threadIdx.x) % 32 < r.topk ? logits[mine] : 0)};
 }
 
 }  // namespace k3::ops::cuda

@@ -23,7 +23,8 @@ struct Sampling {
   bool dependent = false;
 };
 
-int sampling_launch(const Sampling& s, int64_t slice, int shared_bytes, void* stream);
+int sampling_most_cluster();  // blocks that can share a row: 16, or 8
+int sampling_launch(const Sampling& s, int cluster, int64_t slice, int shared_bytes, void* stream);
 int argmax_launch(const Sampling& s, int cluster, int64_t slice, void* stream);
 
 }  // namespace k3::ops::cuda

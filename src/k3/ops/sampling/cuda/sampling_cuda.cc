@@ -10,7 +10,7 @@ namespace k3::ops::cuda {
 namespace {
 
 constexpr int64_t kMostVocab = 262144;
-constexpr int kMostTop = 20, kCluster = 8;
+constexpr int kMostTop = 20;
 constexpr int64_t kListBytes = 2560 * 8 + 8192;  // candidates and histograms
 
 }  // namespace
@@ -33,11 +33,13 @@ CudaStatus sampling_cuda(const Sampling& s, Stream stream) {
     const int cluster = argmax_cluster(s.rows, s.vocab, device_info());
     return {argmax_launch(s, cluster, round_up((s.vocab + cluster - 1) / cluster, 8), stream)};
   }
-  const int64_t slice = round_up((s.vocab + kCluster - 1) / kCluster, 32);
+  // Two blocks of 16 a multiprocessor would share it: worth it while there are few rows.
+  const int most = sampling_most_cluster(), cluster = s.rows * most <= device_info().sm_count ? most : 8;
+  const int64_t slice = round_up((s.vocab + cluster - 1) / cluster, 32);
   int64_t shared = slice * 4 + kListBytes;
   if (shared > 40 << 10)
     shared = std::max<int64_t>(shared, (48 << 10) + 128);  // with the static part it is beyond 48 KiB: ask for more
-  return {sampling_launch(s, slice, static_cast<int>(shared), stream)};
+  return {sampling_launch(s, cluster, slice, static_cast<int>(shared), stream)};
 }
 
 int32_t sample_rule(std::span<const float> logits, const SampleRow& row, std::span<const uint32_t> mask) {

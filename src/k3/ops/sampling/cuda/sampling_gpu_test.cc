@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <tuple>
 
 #include "k3/ops/cuda/gpu_test_util.h"
 #include "k3/ops/sampling/cuda/sampling_cuda.h"
@@ -110,16 +111,17 @@ std::vector<SampleRow> every_filter() {
   return out;
 }
 
-TEST(SamplingGpu, SanitizeSmallVocabularies) {
+// A test each: racecheck needs a minute for all of them.
+class SanitizeSampling : public testing::TestWithParam<std::tuple<bool, int64_t>> {};
+
+TEST_P(SanitizeSampling, SmallVocabularies) {
   K3_NEEDS_GPU();
-  for (const bool bf16 : {false, true}) {
-    for (const int64_t vocab : {1, 7, 40, 300, 4099}) {
-      Rows rows{.vocab = vocab, .bf16 = bf16, .pad = vocab == 40 ? 8 : vocab == 300 ? 1 : 0};
-      for (const SampleRow& p : every_filter()) rows.add(random_normal(vocab, rows.params.size() + 1, 2.0F), p);
-      check(rows, "small");
-    }
-  }
+  const auto [bf16, vocab] = GetParam();
+  Rows rows{.vocab = vocab, .bf16 = bf16, .pad = vocab == 40 ? 8 : vocab == 300 ? 1 : 0};
+  for (const SampleRow& p : every_filter()) rows.add(random_normal(vocab, rows.params.size() + 1, 2.0F), p);
+  check(rows, "small");
 }
+INSTANTIATE_TEST_SUITE_P(All, SanitizeSampling, testing::Combine(testing::Bool(), testing::Values(1, 7, 40, 300, 4099)));
 
 TEST(SamplingGpu, WholeVocabulary) {
   K3_NEEDS_GPU();

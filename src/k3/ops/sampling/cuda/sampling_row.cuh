@@ -10,7 +10,7 @@
 
 namespace k3::ops::cuda {
 
-constexpr int kThreads = 512, kWarps = kThreads / 32, kCluster = 8;
+constexpr int kThreads = 512, kWarps = kThreads / 32, kMostCluster = 16;
 constexpr uint32_t kFull = 0xFFFFFFFFU;
 
 // Keys that order floats as unsigned numbers. For weights (>= 0) their bits do.
@@ -82,7 +82,7 @@ __device__ __forceinline__ T warp_reduce(T x) {
 
 constexpr int kBoxWords = 6;
 struct Shared {
-  uint32_t warp[2][kWarps][kBoxWords], block[2][kCluster][kBoxWords];
+  uint32_t warp[2][kWarps][kBoxWords], block[2][kMostCluster][kBoxWords];
   uint64_t warp_mass[kWarps];
   float warp_scan[kWarps];
   uint64_t scan[kWarps];

@@ -26,8 +26,13 @@ constexpr uint32_t kSampleNoToken = 4;    // every logit is -infinity or masked:
 
 // e^x for x <= 0, within 2 ulp; 0 below -32, where the mass is 0.
 K3_HOST_DEVICE float sample_exp(float x) {
-  if (!(x >= -32.0F)) return 0;
-  const float n = rintf(x * 1.44269504F);
+  union {
+    float value;
+    uint32_t bits;
+  } whole, power;
+  constexpr float kWhole = 12582912.0F;  // 1.5 * 2^23: what is added to it becomes whole, and lies in its low bits
+  whole.value = fmaf(x, 1.44269504F, kWhole);
+  const float n = whole.value - kWhole;
   float f = fmaf(n, -0.693145752F, x);  // ln 2 in two parts; the first times n is exact
   f = fmaf(n, -1.42860677e-6F, f);
   float p = 1.0F / 720;
@@ -37,12 +42,9 @@ K3_HOST_DEVICE float sample_exp(float x) {
   p = fmaf(p, f, 0.5F);
   p = fmaf(p, f, 1);
   p = fmaf(p, f, 1);
-  union {
-    uint32_t bits;
-    float value;
-  } power;
-  power.bits = static_cast<uint32_t>(127 + static_cast<int>(n)) << 23;
-  return p * power.value;
+  power.value = p;  // near 1: the exponent has room
+  power.bits += whole.bits << 23;
+  return x >= -32.0F ? power.value : 0;
 }
 
 // Weight of a logit against the best one of its row, and its integer mass: sums of 2^18 masses stay below 2^63.
@@ -55,9 +57,9 @@ K3_HOST_DEVICE uint64_t sample_mass(float weight) {
     uint32_t bits;
   } w;
   w.value = weight;
-  const uint32_t down = 127 - (w.bits >> 23);  // the weight is m * 2^(-23 - down), m < 2^24
-  const uint64_t top = static_cast<uint64_t>((w.bits & 0x7FFFFF) | 0x800000) << 21;
-  return down < 45 ? top >> down : 0;
+  const int32_t up = static_cast<int32_t>(w.bits >> 23) - 106;  // the weight is m * 2^(up - 44), m < 2^24
+  const int32_t left = up > 0 ? up : 0, right = up < -31 ? 31 : up < 0 ? -up : 0;
+  return static_cast<uint64_t>(((w.bits & 0x7FFFFF) | 0x800000) >> right) * (1U << left);
 }
 
 // Mass that the smallest set of top_p must reach; at least 1, so that the set is never empty.

@@ -1,4 +1,4 @@
-// Sampling: a cluster of 8 blocks a row, each with its slice of the row in shared memory (so the row is read once). A filter
+// Sampling: a cluster of 8 or 16 blocks a row, each with its slice of the row in shared memory (so the row is read once). A filter
 // is the search for a bound: the last entry, in the filter's order, of the smallest set whose values reach a target. A
 // histogram of counts says where the bound should be; one pass over the row sums exactly what lies above that bracket and
 // lists what lies in it; block 0 finds the bound among the list. When the guess was wrong or the bracket is full, the
@@ -9,9 +9,9 @@ namespace k3::ops::cuda {
 namespace {
 
 constexpr int kMine = 5, kCandidates = kMine * kThreads;
-constexpr int kBins = 1408, kBinsMine = 3;             // bins a thread: 3 * 512 >= 1408
-constexpr uint32_t kOne = 0x3F800000U, kBinBits = 18;  // bins of weights: 32 an octave, 44 octaves
-constexpr float kBinsPerUnit = 32;                     // bins of logits
+constexpr uint32_t kOne = 0x3F800000U, kBinBits = 18;
+constexpr int kBins = 640, kBinsMine = 2;  // bins of weights: 32 an octave, 20 octaves; what is smaller is in none
+constexpr float kBinsPerUnit = 32;         // bins of logits
 constexpr uint32_t kIdBits = 18, kIds = (1U << kIdBits) - 1;
 constexpr int32_t kAllIds = 0x7FFFFFFF;
 
@@ -26,6 +26,10 @@ struct Bound {  // kept: key > this, or equal and id at most this
   uint32_t key;
   int32_t id;
   __device__ bool keeps(uint32_t other, int32_t other_id) const { return other > key || (other == key && other_id <= id); }
+};
+struct Found {
+  Bound bound;
+  bool listed;  // the entries around the bound are in the blocks' lists
 };
 struct Bracket {  // the bound's key is in [low, high); values of entries with key >= high: above
   uint32_t low, high;
@@ -46,36 +50,49 @@ __device__ __forceinline__ void for_each_four(const Row& row, const Slice& slice
 
 // ---- the guess ----
 
-// Counts, and for weights of the first octaves (few entries may hold most of the mass) how far below the upper edge they
-// lie.
-constexpr int kExactBins = 320, kExactShift = 4;
+// Of weights: how many, in the upper 12 bits (more of them spoil the guess, no more), and the sum of how far below the upper
+// edge they lie, in 256 parts of a bin: few entries may hold most of the mass. Small weights are many and are not counted;
+// should they matter, halving finds them. Of logits: how many.
+constexpr uint32_t kCountBits = 20, kPartBits = 8;
 
 __device__ __forceinline__ void clear_bins(Row& row, const Slice& slice) {
-  for (int i = row.tid; i < kBins + kExactBins; i += kThreads) slice.bins[i] = 0;
+  for (int i = row.tid; i < kBins; i += kThreads) slice.bins[i] = 0;
   __syncthreads();
 }
 __device__ __forceinline__ void count_weight(const Slice& slice, float w) {
-  const uint32_t below = kOne - __float_as_uint(w), bin = min(below >> kBinBits, static_cast<uint32_t>(kBins - 1));
-  atomicAdd(slice.bins + bin, 1U);
-  if (bin < kExactBins) atomicAdd(slice.bins + kBins + bin, (below & ((1U << kBinBits) - 1)) >> kExactShift);
+  const uint32_t below = kOne - __float_as_uint(w), bin = below >> kBinBits;
+  constexpr uint32_t kParts = (1U << kPartBits) - 1;
+  if (bin < kBins) atomicAdd(slice.bins + bin, (1U << kCountBits) | (below >> (kBinBits - kPartBits) & kParts));
 }
 __device__ __forceinline__ void count_logit(const Slice& slice, float distance) {
   atomicAdd(slice.bins + static_cast<int>(fminf(distance * kBinsPerUnit, kBins - 1)), 1U);
 }
 
-// A word of all eight blocks, summed. One statement, so that the loads wait together.
-__device__ __forceinline__ uint32_t cluster_sum(uint32_t address) {
-  uint32_t from[kCluster], x[kCluster];
+// A bin of all blocks; the loads of eight in one statement, so that they wait together.
+struct Bin {
+  uint32_t count = 0, below = 0;
+};
+template <bool kMass>
+__device__ __forceinline__ Bin cluster_bin(const Row& row, uint32_t address) {
+  Bin sum;
+  for (int first = 0; first < row.cluster; first += 8) {
+    uint32_t from[8], x[8];
 #pragma unroll
-  for (int r = 0; r < kCluster; ++r) from[r] = cluster_map(address, r);
-  asm volatile(
-      "ld.shared::cluster.u32 %0, [%8];\nld.shared::cluster.u32 %1, [%9];\nld.shared::cluster.u32 %2, [%10];\n"
-      "ld.shared::cluster.u32 %3, [%11];\nld.shared::cluster.u32 %4, [%12];\nld.shared::cluster.u32 %5, [%13];\n"
-      "ld.shared::cluster.u32 %6, [%14];\nld.shared::cluster.u32 %7, [%15];\n"
-      : "=&r"(x[0]), "=&r"(x[1]), "=&r"(x[2]), "=&r"(x[3]), "=&r"(x[4]), "=&r"(x[5]), "=&r"(x[6]), "=&r"(x[7])
-      : "r"(from[0]), "r"(from[1]), "r"(from[2]), "r"(from[3]), "r"(from[4]), "r"(from[5]), "r"(from[6]), "r"(from[7])
-      : "memory");
-  return ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
+    for (int r = 0; r < 8; ++r) from[r] = cluster_map(address, first + r);
+    asm volatile(
+        "ld.shared::cluster.u32 %0, [%8];\nld.shared::cluster.u32 %1, [%9];\nld.shared::cluster.u32 %2, [%10];\n"
+        "ld.shared::cluster.u32 %3, [%11];\nld.shared::cluster.u32 %4, [%12];\nld.shared::cluster.u32 %5, [%13];\n"
+        "ld.shared::cluster.u32 %6, [%14];\nld.shared::cluster.u32 %7, [%15];\n"
+        : "=&r"(x[0]), "=&r"(x[1]), "=&r"(x[2]), "=&r"(x[3]), "=&r"(x[4]), "=&r"(x[5]), "=&r"(x[6]), "=&r"(x[7])
+        : "r"(from[0]), "r"(from[1]), "r"(from[2]), "r"(from[3]), "r"(from[4]), "r"(from[5]), "r"(from[6]), "r"(from[7])
+        : "memory");
+#pragma unroll
+    for (int r = 0; r < 8; ++r) {
+      sum.count += kMass ? x[r] >> kCountBits : x[r];
+      sum.below += kMass ? x[r] & ((1U << kCountBits) - 1) : 0;
+    }
+  }
+  return sum;
 }
 
 // After the histograms of all blocks are complete (a cluster barrier): the bin in which the values, from the top, reach the
@@ -84,18 +101,18 @@ template <bool kMass>
 __device__ int guess_bin(Row& row, const Slice& slice, uint64_t target) {
   // Merged first by neighbours: a warp's loads from another block are contiguous.
   for (int bin = row.tid; bin < kBins; bin += kThreads) {
-    const float count = static_cast<float>(cluster_sum(shared_address(slice.bins + bin)));
+    const Bin all = cluster_bin<kMass>(row, shared_address(slice.bins + bin));
+    const float count = static_cast<float>(all.count);
     float value = count;
     if (kMass) {
       const float edge = __uint_as_float(kOne - (static_cast<uint32_t>(bin) << kBinBits));
       const float step =
           edge - __uint_as_float(__float_as_uint(edge) - 1);  // of the bits below the edge: the bin is in one octave
-      const float below =
-          bin < kExactBins ? static_cast<float>(cluster_sum(shared_address(slice.bins + kBins + bin))) * (1 << kExactShift)
-                           : count * (1 << (kBinBits - 1));
+      const float below = (static_cast<float>(all.below) + 0.5F * count) * (1 << (kBinBits - kPartBits));
       value = count * edge - below * step;
     }
     slice.ids[bin] = __float_as_int(value);  // the lists are empty
+    slice.keys[bin] = all.count;
   }
   __syncthreads();
   float values[kBinsMine], sum = 0;
@@ -134,20 +151,34 @@ __device__ int guess_bin(Row& row, const Slice& slice, uint64_t target) {
 
 // ---- the bracket ----
 
-// Sums above and inside of [low, high); entries inside go to the block's list while there is room.
+// Every warp has a contiguous part of the slice, so that the one with a running mass can be told.
+struct Part {
+  int first, last;
+  static __device__ int entries(const Slice& slice) { return (slice.count + 128 * kWarps - 1) / (128 * kWarps) * 128; }
+  __device__ Part(const Row& row, const Slice& slice) {
+    const int each = entries(slice);
+    first = min(row.warp * each, slice.count);
+    last = min(first + each, slice.count);
+  }
+};
+
+// Sums above and inside of [low, high); entries inside go to the block's list while there is room. What lies above in each
+// warp's part stays in warp_mass.
 template <bool kMass>
 __device__ Sums survey(Row& row, const Slice& slice, uint32_t low, uint32_t high) {
   if (row.tid == 0) row.s.fill = 0;
   __syncthreads();
   Sums sums{0, 0, 0};
-  for_each_four(row, slice, [&](int j, const float4& x) {
-    const uint32_t keys[4] = {search_key<kMass>(x.x), search_key<kMass>(x.y), search_key<kMass>(x.z),
-                              search_key<kMass>(x.w)};
-    uint32_t inside = 0;
+  const Part part(row, slice);
+  for_each_four(part.first + 4 * row.lane, 128, part.last, slice.x, [&](int j, const float4& x) {
+    const float values[4] = {x.x, x.y, x.z, x.w};
+    uint32_t keys[4], inside = 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      sums.above += keys[i] >= high ? search_value<kMass>(keys[i]) : 0;
-      inside |= keys[i] >= low && keys[i] < high && j + i < slice.count ? 1U << i : 0;
+      keys[i] = search_key<kMass>(values[i]);
+      const bool above = keys[i] >= high, real = kMass || j + i < slice.count;  // padding weighs 0
+      sums.above += kMass ? sample_mass(above ? values[i] : 0) : above ? 1 : 0;
+      inside |= keys[i] - low < high - low && real ? 1U << i : 0;
     }
     if (inside == 0) return;
     uint32_t at = atomicAdd(&row.s.fill, static_cast<uint32_t>(__popc(inside)));
@@ -160,6 +191,10 @@ __device__ Sums survey(Row& row, const Slice& slice, uint32_t low, uint32_t high
       ++at;
     }
   });
+  if (kMass) {
+    const Mass above = warp_reduce(Mass{sums.above, 0});
+    if (row.lane == 0) row.s.warp_mass[row.warp] = above.value;
+  }
   return row.reduce(sums);
 }
 
@@ -170,8 +205,11 @@ __device__ Bracket find_bracket(Row& row, const Slice& slice, uint64_t target, u
   uint32_t low = 1, high = kMass ? kOne + 1 : best + 1;  // values from low on reach the target, from high on they do not
   uint32_t probe_low, probe_high;
   if (kMass) {
-    probe_high = kOne + 1 - (static_cast<uint32_t>(max(bin - 1, 0)) << kBinBits);
-    probe_low = kOne + 1 - (static_cast<uint32_t>(min(bin + 2, kBins)) << kBinBits);
+    // A bin on either side for what the guess is off by, unless the list has no room for them.
+    const int before = max(bin - 1, 0), after = min(bin + 1, kBins - 1);
+    const bool room = slice.keys[before] + slice.keys[bin] + slice.keys[after] <= kCandidates;
+    probe_high = kOne + 1 - (static_cast<uint32_t>(room ? before : bin) << kBinBits);
+    probe_low = bin == kBins - 1 ? 1 : kOne + 1 - (static_cast<uint32_t>((room ? after : bin) + 1) << kBinBits);
   } else {  // counts are exact; the edges get what rounding needs
     const float top = value_of(best);
     probe_high = bin == 0 ? high : min(key_of(top - (static_cast<float>(bin) - 0.01F) / kBinsPerUnit) + 1, high);
@@ -346,16 +384,16 @@ __device__ int32_t search_tied_id(Row& row, const Slice& slice, uint32_t key, ui
 }
 
 template <bool kMass>
-__device__ Bound search(Row& row, const Slice& slice, int32_t vocab, uint64_t target, uint32_t best) {
+__device__ Found search(Row& row, const Slice& slice, int32_t vocab, uint64_t target, uint32_t best) {
   const Bracket bracket = find_bracket<kMass>(row, slice, target, best);
   if (bracket.count > kCandidates) {
     const uint64_t value = search_value<kMass>(bracket.low), wanted = (target - bracket.above + value - 1) / value;
-    return {bracket.low, wanted >= bracket.count ? kAllIds : search_tied_id<kMass>(row, slice, bracket.low, wanted, vocab)};
+    return {{bracket.low, wanted >= bracket.count ? kAllIds : search_tied_id<kMass>(row, slice, bracket.low, wanted, vocab)}, false};
   }
   gather<Sums>(row, slice);
   if (row.rank == 0) refine<kMass>(row, slice, bracket, target);
   sync_cluster();
-  return {row.s.key, row.s.id};
+  return {{row.s.key, row.s.id}, true};
 }
 
 // log of the sum of e^(x - best), from masses.
@@ -378,18 +416,8 @@ __device__ Bound top_bound(Row& row, const Slice& slice, int32_t vocab, int64_t 
   });
   finite = row.reduce(finite);
   if (finite.count <= wanted) return {0, kAllIds};
-  return search<false>(row, slice, vocab, static_cast<uint64_t>(wanted), key_of(best));
+  return search<false>(row, slice, vocab, static_cast<uint64_t>(wanted), key_of(best)).bound;
 }
-
-// Every warp has a contiguous part of the slice, so that the one with a running mass can be told.
-struct Part {
-  int first, last;
-  __device__ Part(const Row& row, const Slice& slice) {
-    const int entries = (slice.count + 128 * kWarps - 1) / (128 * kWarps) * 128;
-    first = min(row.warp * entries, slice.count);
-    last = min(first + entries, slice.count);
-  }
-};
 
 // Exponentials in place of the scores; what top_k dropped becomes 0. Mass and number of entries; the masses of the warps
 // stay.
@@ -399,40 +427,66 @@ __device__ __forceinline__ Mass weigh(Row& row, const Slice& slice, float best, 
   const float inverse = sample_inverse(temperature);
   const Part part(row, slice);
   Mass sum{0, 0};
-  for_each_four(part.first + 4 * row.lane, 128, part.last, slice.x, [&](int j, float4 x) {
-    const auto one = [&](float& y, int at) {
-      float w = sample_weight(y, best, inverse);
-      if (bound.key > 0 && !bound.keeps(key_of(y), slice.begin + at)) w = 0;
-      y = w;
-      const uint64_t mass = sample_mass(w);
-      sum.value += mass;
-      if (kCount && mass > 0) count_weight(slice, w);
-    };
-    one(x.x, j), one(x.y, j + 1), one(x.z, j + 2), one(x.w, j + 3);
-    *reinterpret_cast<float4*>(slice.x + j) = x;
+  for_each_four(part.first + 4 * row.lane, 128, part.last, slice.x, [&](int j, const float4& x) {
+    const float y[4] = {x.x, x.y, x.z, x.w};
+    float w[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) w[i] = sample_weight(y[i], best, inverse);
+    if (bound.key > 0) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) w[i] = bound.keeps(key_of(y[i]), slice.begin + j + i) ? w[i] : 0;
+    }
+    *reinterpret_cast<float4*>(slice.x + j) = {w[0], w[1], w[2], w[3]};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sum.value += sample_mass(w[i]);
+    if constexpr (kCount) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        count_weight(slice, w[i]);
+      }
+    }
   });
   const Mass of_warp = warp_reduce(sum);
   if (row.lane == 0) row.s.warp_mass[row.warp] = of_warp.value;
   return row.reduce(sum);
 }
 
-// The first id whose running mass exceeds the point, of what bound and min_p keep; -1 in all warps but one of the cluster.
-__device__ int32_t draw(Row& row, const Slice& slice, const Bound& bound, float min_p, double uniform, const Mass* whole) {
+__device__ __forceinline__ uint64_t kept(float w, int32_t id, const Bound& bound, float min_p) {  // padding weighs 0
+  return sample_mass(w >= min_p && bound.keeps(__float_as_uint(w), id) ? w : 0);
+}
+
+// The mass that bound and min_p keep; of each warp's part in warp_mass, of each block in the reduction's boxes.
+__device__ Mass kept_mass(Row& row, const Slice& slice, const Bound& bound, float min_p) {
   const Part part(row, slice);
-  const auto mass_of = [&](float w, int j) -> uint64_t {  // padding weighs 0
-    return w >= min_p && bound.keeps(__float_as_uint(w), slice.begin + j) ? sample_mass(w) : 0;
-  };
-  Mass total{0, 0};
-  if (whole == nullptr) {
-    for_each_four(part.first + 4 * row.lane, 128, part.last, slice.x, [&](int j, const float4& w) {
-      total.value += (mass_of(w.x, j) + mass_of(w.y, j + 1)) + (mass_of(w.z, j + 2) + mass_of(w.w, j + 3));
-    });
-    const Mass of_warp = warp_reduce(total);
-    if (row.lane == 0) row.s.warp_mass[row.warp] = of_warp.value;
-    total = row.reduce(total);
-  } else {
-    total = *whole;
+  Mass sum{0, 0};
+  for_each_four(part.first + 4 * row.lane, 128, part.last, slice.x, [&](int j, const float4& x) {
+    const float w[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sum.value += kept(w[i], slice.begin + j + i, bound, min_p);
+  });
+  const Mass of_warp = warp_reduce(sum);
+  if (row.lane == 0) row.s.warp_mass[row.warp] = of_warp.value;
+  return row.reduce(sum);
+}
+
+// The same without min_p, from the last survey: what lay above its bracket is kept, the rest is in the list.
+__device__ Mass kept_mass_of_list(Row& row, const Slice& slice, const Bound& bound) {
+  const Sums mine = row.of_rank<Sums>(row.rank);
+  const int entries = Part::entries(slice);
+  Mass sum{row.tid == 0 ? mine.above : 0, 0};
+  for (int i = row.tid; i < static_cast<int>(mine.count); i += kThreads) {
+    if (!bound.keeps(slice.keys[i], slice.ids[i])) continue;
+    const uint64_t mass = search_value<true>(slice.keys[i]);
+    sum.value += mass;
+    atomicAdd(reinterpret_cast<unsigned long long*>(row.s.warp_mass + (slice.ids[i] - slice.begin) / entries), mass);
   }
+  return row.reduce(sum);
+}
+
+// The first id whose running mass exceeds the point, of what bound and min_p keep; -1 in all warps but one of the cluster.
+// total: what was kept, just reduced.
+__device__ int32_t draw(Row& row, const Slice& slice, const Bound& bound, float min_p, double uniform, const Mass& total) {
+  const Part part(row, slice);
   uint64_t before = 0;
   for (int i = 0; i < row.rank; ++i) before += row.of_rank<Mass>(i).value;
   const uint64_t point = sample_point(uniform, total.value);
@@ -444,7 +498,9 @@ __device__ int32_t draw(Row& row, const Slice& slice, const Bound& bound, float 
     uint64_t mass[4] = {};
     if (j < part.last) {
       const float4 w = *reinterpret_cast<const float4*>(slice.x + j);
-      mass[0] = mass_of(w.x, j), mass[1] = mass_of(w.y, j + 1), mass[2] = mass_of(w.z, j + 2), mass[3] = mass_of(w.w, j + 3);
+      const float x[4] = {w.x, w.y, w.z, w.w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) mass[i] = kept(x[i], slice.begin + j + i, bound, min_p);
     }
     const uint64_t sum = (mass[0] + mass[1]) + (mass[2] + mass[3]);
     uint64_t running = sum;
@@ -613,40 +669,64 @@ __device__ void sample_row(Row& row, const Sampling& s, int64_t r, int64_t per_b
   Bound bound{0, kAllIds};
   if (params.top_k > 0 && params.top_k < vocab) bound = top_bound(row, slice, vocab, params.top_k, best);
   const bool with_top_p = params.top_p < 1;
-  const Mass all = with_top_p ? weigh<true>(row, slice, best, params.temperature, bound)
-                              : weigh<false>(row, slice, best, params.temperature, bound);
-  bound = {0, kAllIds};
-  if (with_top_p) bound = search<true>(row, slice, vocab, sample_target(params.top_p, all.value), 0);
-  const bool filtered = with_top_p || params.min_p > 0;
-  if (!filtered) __syncthreads();
-  const int32_t id = draw(row, slice, bound, params.min_p, params.uniform, filtered ? nullptr : &all);
+  Mass all = with_top_p ? weigh<true>(row, slice, best, params.temperature, bound)
+                        : weigh<false>(row, slice, best, params.temperature, bound);
+  Found cut{{0, kAllIds}, false};
+  if (with_top_p) cut = search<true>(row, slice, vocab, sample_target(params.top_p, all.value), 0);
+  if (cut.listed && params.min_p == 0) {
+    all = kept_mass_of_list(row, slice, cut.bound);
+  } else if (with_top_p || params.min_p > 0) {
+    all = kept_mass(row, slice, cut.bound, params.min_p);
+  }
+  __syncthreads();
+  const int32_t id = draw(row, slice, cut.bound, params.min_p, params.uniform, all);
   if (id >= 0 && row.lane == 0) finish(id);
 }
 
 template <bool kBf16>
-__global__ void __launch_bounds__(kThreads, 2) sample(const __grid_constant__ Sampling s, int64_t per_block) {
+__global__ void __launch_bounds__(kThreads, 2) sample(const __grid_constant__ Sampling s, int cluster, int64_t per_block) {
   extern __shared__ __align__(128) float slice[];
   __shared__ Shared shared;
   Row row{shared,
           static_cast<int>(cluster_rank()),
-          kCluster,
+          cluster,
           static_cast<int>(threadIdx.x),
           static_cast<int>(threadIdx.x / 32),
           static_cast<int>(threadIdx.x & 31)};
   sync_cluster();  // every block has begun: stores into it may start
   dependent_begin();
-  sample_row<kBf16>(row, s, blockIdx.x / kCluster, per_block, slice);
+  sample_row<kBf16>(row, s, blockIdx.x / cluster, per_block, slice);
   sync_cluster();  // nobody reads from a block that has gone
 }
 
 }  // namespace
 
-int sampling_launch(const Sampling& s, int64_t slice, int shared_bytes, void* stream) {
+int sampling_most_cluster() {
+  static const int most = [] {
+    cudaLaunchConfig_t config{};
+    config.gridDim = kMostCluster, config.blockDim = kThreads;
+    cudaLaunchAttribute cluster;
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = {kMostCluster, 1, 1};
+    config.attrs = &cluster, config.numAttrs = 1;
+    int there = 0;
+    for (auto* kernel : {sample<true>, sample<false>}) {
+      if (cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) != cudaSuccess ||
+          cudaOccupancyMaxActiveClusters(&there, kernel, &config) != cudaSuccess)
+        there = 0;
+    }
+    cudaGetLastError();  // not being able to is no error
+    return there > 0 ? kMostCluster : 8;
+  }();
+  return most;
+}
+
+int sampling_launch(const Sampling& s, int cluster, int64_t slice, int shared_bytes, void* stream) {
   LaunchOptions options{
-      .grid = dim3(static_cast<unsigned>(s.rows * kCluster)), .block = dim3(kThreads), .shared_bytes = shared_bytes};
-  options.cluster = kCluster;
+      .grid = dim3(static_cast<unsigned>(s.rows * cluster)), .block = dim3(kThreads), .shared_bytes = shared_bytes};
+  options.cluster = cluster;
   options.dependent = s.dependent;
-  return launch(s.logits_bf16 ? sample<true> : sample<false>, options, static_cast<cudaStream_t>(stream), s, slice);
+  return launch(s.logits_bf16 ? sample<true> : sample<false>, options, static_cast<cudaStream_t>(stream), s, cluster, slice);
 }
 
 }  // namespace k3::ops::cuda

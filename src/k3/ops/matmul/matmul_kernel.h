@@ -1,4 +1,4 @@
-// Purpose:  internal to ops/gemm: one tile of matmul.h, and the packing of b's columns, for each instruction set.
+// Purpose:  one tile of matmul.h, and the packing of b's columns, for each instruction set.
 // Shapes:   a [rows, depth] and b [depth, cols] anywhere, by strides in elements; b's columns lie side by side. c [rows, cols] strided.
 // Units:    none.
 // Memory:   c is overwritten, or added to. b is read in whole vectors: `cols` of the kernel, whatever the tile's.

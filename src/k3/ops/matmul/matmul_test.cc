@@ -1,4 +1,4 @@
-#include "k3/ops/gemm/matmul.h"
+#include "k3/ops/matmul/matmul.h"
 
 #include <gtest/gtest.h>
 

@@ -1,10 +1,10 @@
-#include "k3/ops/gemm/matmul.h"
+#include "k3/ops/matmul/matmul.h"
 
 #include <algorithm>
 
 #include "k3/ops/cpu/tasks.h"
 #include "k3/ops/cuda/train_dispatch.h"
-#include "k3/ops/gemm/matmul_kernel.h"
+#include "k3/ops/matmul/matmul_kernel.h"
 
 namespace k3::ops {
 namespace {

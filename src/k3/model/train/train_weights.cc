@@ -1,4 +1,4 @@
-#include "k3/model/train_weights.h"
+#include "k3/model/train/train_weights.h"
 
 #include <algorithm>
 #include <unordered_map>

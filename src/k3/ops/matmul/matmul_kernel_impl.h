@@ -1,8 +1,8 @@
-// Internal to ops/gemm: the functions of matmul_kernel.h over a lanes type V (vec_math.h has the rules for its includers).
+// Internal to matmul. The functions of matmul_kernel.h over a lanes type V (vec_math.h has the rules for its includers).
 #pragma once
 
 #include "k3/ops/cpu/lanes.h"
-#include "k3/ops/gemm/matmul_kernel.h"
+#include "k3/ops/matmul/matmul_kernel.h"
 
 namespace k3::ops {
 

@@ -1,5 +1,5 @@
 #include "k3/ops/cpu/lanes_avx512.h"
-#include "k3/ops/gemm/matmul_kernel_impl.h"
+#include "k3/ops/matmul/matmul_kernel_impl.h"
 
 namespace k3::ops {
 
