@@ -1,9 +1,9 @@
 // Loss and gradients of whole models on a GPU against the CPU in FP32 on the same BF16 matrices.
 //
-// Tolerance: every activation is rounded to BF16 (2^-9) some twenty times a layer, and gradients as often on their way back: for five layers
-// and independent roundings about 2^-9 sqrt(200) = 2.8 %, so 5e-2 of each parameter's norm. Which experts a token takes flips with such
-// rounding where two scores lie close, and then a token's part of two experts' gradients changes as a whole; so models here take all their
-// experts, but for one whose routed matrices are compared loosely.
+// Tolerance: each op's result and gradient is within 8e-3 of its norm (ops/cuda/train_ops_gpu_test.cc), and a gradient of the first layer has
+// come through about ten ops a layer on the way up and as many back; for five layers and independent errors 8e-3 sqrt(100) = 8e-2 of each
+// parameter's norm. Which experts a token takes flips with rounding where two scores lie close, and then everything behind it
+// changes as a whole; so models here take all their experts, or have biases that leave no choice.
 #include "k3/train/run/gradient.h"
 
 #include <gtest/gtest.h>
@@ -82,6 +82,12 @@ struct Pair {
       if (t.name.find("res_proj") == std::string::npos) continue;
       for (int64_t i = 0; i < t.count; ++i) values.f32()[i] = 0.02F * static_cast<float>(i % 13 - 6);
     }
+    if (config.num_experts_per_token < config.num_experts) {
+      for (const LayerWeights& layer : host.set.layers) {
+        const Tensor bias = layer.moe.router_bias;
+        for (int64_t e = 0; bias && e < bias.size(); ++e) bias.f32()[e] = e % (config.num_experts / config.num_experts_per_token) == 1 ? 2.0F : 0.0F;
+      }
+    }
     for_each_matrix(host.set, [](ops::Weight& w) {
       auto* const values = static_cast<float*>(const_cast<void*>(w.data));
       for (int64_t i = 0; i < w.rows * w.cols; ++i) values[i] = round_to_bf16(values[i]);
@@ -123,7 +129,6 @@ TEST_P(GradientGpu, LossAndGradientsAreThoseOfTheCpu) {
   fmt::print("  {}: {} tokens, {:.5f} and {:.5f} nats a token\n", GetParam().name, loss.tokens, loss.nats * scale, *nats * scale);
   const std::vector<float> got = pair.fetched();
   const auto* const wanted = reinterpret_cast<const float*>(pair.host_grads.data());
-  const bool flips = GetParam().topk < GetParam().experts;
   double worst = 0;
   for (const TrainTensor& t : pair.host.tensors) {
     if (t.family->optimizer == OptimizerGroup::none) continue;
@@ -133,10 +138,9 @@ TEST_P(GradientGpu, LossAndGradientsAreThoseOfTheCpu) {
       error += d * d;
       norm += w * w;
     }
-    const bool loose = flips && (t.expert >= 0 || t.name.find("gate.weight") != std::string::npos);
     const double ratio = norm > 0 ? std::sqrt(error / norm) : std::sqrt(error);
-    EXPECT_LE(ratio, loose ? 0.6 : flips ? 0.15 : 5e-2) << t.name << " of norm " << std::sqrt(norm);
-    if (!loose) worst = std::max(worst, ratio);
+    EXPECT_LE(ratio, 8e-2) << t.name << " of norm " << std::sqrt(norm);
+    worst = std::max(worst, ratio);
   }
   fmt::print("  worst ratio {:.3e}\n", worst);
 }
