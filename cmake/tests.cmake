@@ -40,11 +40,11 @@ if(K3_HAVE_CUDA)
   file(GLOB_RECURSE _tests CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/k3/*_gpu_test.cc ${CMAKE_SOURCE_DIR}/tests/gpu/*_gpu_test.cc)
   set(_gpu_tests ${_tests})
   k3_test_binary(k3_gpu_test gpu ${_tests})
-  target_link_libraries(k3_gpu_test PRIVATE k3_engine k3_cache k3_model k3_ops k3::dep::fmt k3::dep::nlohmann)
+  target_link_libraries(k3_gpu_test PRIVATE k3_train k3_engine k3_cache k3_model k3_ops k3::dep::fmt k3::dep::nlohmann)
   target_include_directories(k3_gpu_test PRIVATE ${CMAKE_SOURCE_DIR})
   file(GLOB_RECURSE _benches CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/k3/*gpu_bench.cc)
   add_executable(k3_gpu_bench ${_benches})
-  target_link_libraries(k3_gpu_bench PRIVATE k3_model k3_ops k3::dep::fmt)
+  target_link_libraries(k3_gpu_bench PRIVATE k3_train k3_model k3_ops k3::dep::fmt)
   # The same with kernels whose barriers racecheck can follow (ops/cuda/warp_arrive.cuh); built on demand.
   add_library(k3_racecheck_kernels OBJECT EXCLUDE_FROM_ALL ${CMAKE_SOURCE_DIR}/src/k3/ops/kda/cuda/kda_prefill_sm90.cu
               ${CMAKE_SOURCE_DIR}/src/k3/ops/mla/cuda/mla_decode_sm90.cu ${CMAKE_SOURCE_DIR}/src/k3/ops/mla/cuda/mla_decode_halves_sm90.cu
@@ -53,7 +53,7 @@ if(K3_HAVE_CUDA)
   target_compile_definitions(k3_racecheck_kernels PRIVATE K3_RACECHECK)
   target_compile_options(k3_racecheck_kernels PRIVATE ${K3_CUDA_FLAGS} ${K3_GENCODE_sm90})
   add_executable(k3_gpu_racecheck_test EXCLUDE_FROM_ALL ${_gpu_tests} $<TARGET_OBJECTS:k3_racecheck_kernels>)
-  target_link_libraries(k3_gpu_racecheck_test PRIVATE k3_engine k3_cache k3_model k3_ops k3::dep::fmt k3::dep::nlohmann GTest::gtest_main GTest::gmock rapidcheck)
+  target_link_libraries(k3_gpu_racecheck_test PRIVATE k3_train k3_engine k3_cache k3_model k3_ops k3::dep::fmt k3::dep::nlohmann GTest::gtest_main GTest::gmock rapidcheck)
   target_include_directories(k3_gpu_racecheck_test PRIVATE ${CMAKE_SOURCE_DIR})
   target_compile_definitions(k3_gpu_racecheck_test PRIVATE K3_SOURCE_DIR="${CMAKE_SOURCE_DIR}" K3_BINARY_DIR="${CMAKE_BINARY_DIR}")
   # The smallest cases under compute-sanitizer; exit code 77: no GPU or no sanitizer.

@@ -129,6 +129,7 @@ Status train_command(const TrainOptions& options) {
   Screen screen(options);
   train::RunOptions run;
   run.folder = options.out;
+  K3_TRY_ASSIGN(run.device, parse_device(options.device));
   run.stop_after_seconds = options.stop_after;
   run.stop = &g_stop;
   run.on_step = [&](const train::StepRecord& r, int64_t total) { screen.step(r, total); };
@@ -136,8 +137,8 @@ Status train_command(const TrainOptions& options) {
   run.on_sample = [&](const train::SampleRecord& r) { screen.sample(r); };
   K3_TRY_ASSIGN(const std::unique_ptr<train::Trainer> trainer, train::Trainer::create(config, run, pool));
   if (!options.quiet && !options.json) {
-    std::fprintf(stderr, "%.2f M parameters, %lld steps, %d threads%s\n", static_cast<double>(trainer->parameters()) / 1e6,
-                 static_cast<long long>(config.total_steps()), pool.size(),
+    std::fprintf(stderr, "%.2f M parameters, %lld steps, %s, %d threads%s\n", static_cast<double>(trainer->parameters()) / 1e6,
+                 static_cast<long long>(config.total_steps()), device_name(run.device).c_str(), pool.size(),
                  trainer->resumed_step() > 0 ? fmt::format("; resumed after step {}", trainer->resumed_step()).c_str() : "");
   }
   catch_stop(!options.quiet && ::isatty(STDERR_FILENO) == 1);
@@ -170,6 +171,7 @@ void add_train_commands(CLI::App& app, TrainOptions& train, ExportOptions& expor
   teach->add_option("--set", train.set, "Replace a field: recipe.matrix_rate=0.01 (may be given several times)");
   teach->add_option("--stop-after", train.stop_after, "Stop after so many seconds, with a checkpoint; the same command goes on")
       ->check(CLI::PositiveNumber);
+  teach->add_option("--device", train.device, "Where to compute: cpu (default), cuda, or cuda:1 for the second GPU");
   teach->add_option("-t,--threads", train.threads, "Threads (default: all that the process may use)")->check(CLI::PositiveNumber);
   teach->add_flag("--json", train.json, "A JSON object at the end");
   teach->add_flag("-q,--quiet", train.quiet, "No lines while it runs");

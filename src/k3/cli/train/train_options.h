@@ -14,7 +14,7 @@ class App;
 namespace k3::cli {
 
 struct TrainOptions {
-  std::string config, out;
+  std::string config, out, device = "cpu";
   std::vector<std::string> set;
   double stop_after = 0;
   int threads = 0;

@@ -5,6 +5,7 @@
 
 #include "k3/model/init.h"
 #include "k3/model/summary.h"
+#include "k3/ops/cuda/train_dispatch.h"
 #include "k3/ops/gemm/weight_value.h"
 
 namespace k3 {
@@ -80,12 +81,14 @@ const TrainTensor* TrainWeights::find(std::string_view name) const {
   return found == tensors.end() ? nullptr : &*found;
 }
 
-Result<TrainWeights> make_train_weights(const Config& config, DType dtype) {
+Result<TrainWeights> make_train_weights(const Config& config, DType dtype, Device device) {
+  K3_CHECK(!device.is_cuda() || dtype == DType::f32, "weights on a GPU are FP32");
   K3_TRY(check_trainable(config));
   TrainWeights out;
   out.config = config;
   out.config.vision.reset();
   out.dtype = dtype;
+  out.device = device;
   std::vector<TensorSpec> specs;
   for_each_param(out.config, [&](const ParamFamily& family, int64_t layer, int64_t expert) {
     TrainTensor t{&family, param_name(config, family.id, layer, expert), family.shape(config), layer, expert, 0, 0};
@@ -99,7 +102,7 @@ Result<TrainWeights> make_train_weights(const Config& config, DType dtype) {
   out.set.layers.resize(static_cast<size_t>(config.num_hidden_layers));
   K3_TRY(wire_all(plan, out.config, out.set));
   const int64_t bytes = plan.used();
-  K3_TRY_ASSIGN(out.arena, Storage::allocate(bytes));
+  K3_TRY_ASSIGN(out.arena, Storage::allocate_on(device, bytes));
   plan.start_placing(out.arena.data());
   K3_TRY(wire_all(plan, out.config, out.set));
   out.elements = bytes / dtype_bytes(dtype);
@@ -108,7 +111,59 @@ Result<TrainWeights> make_train_weights(const Config& config, DType dtype) {
   std::unordered_map<std::string, int64_t> places;
   for (const ReadJob& job : plan.jobs()) places[job.name] = (job.target - out.arena.data()) / dtype_bytes(dtype);
   for (TrainTensor& t : out.tensors) t.at = places.at(t.name);
+  if (device.is_cuda()) {
+    K3_TRY_ASSIGN(out.compute, Storage::allocate_on(device, out.elements * dtype_bytes(DType::bf16)));
+    for_each_matrix(out.set, [&](ops::Weight& w) {
+      w.data = out.compute.data() + (static_cast<const std::byte*>(w.data) - out.arena.data()) / 2;
+      w.scheme = ops::Scheme::bf16;
+    });
+  }
   return out;
+}
+
+void for_each_matrix(WeightSet& set, const std::function<void(ops::Weight&)>& visit) {
+  const auto all = [&](std::initializer_list<ops::Weight*> weights) {
+    for (ops::Weight* w : weights) {
+      if (*w) visit(*w);
+    }
+  };
+  all({&set.embed, &set.lm_head});
+  for (LayerWeights& l : set.layers) {
+    all({&l.kda.q, &l.kda.k, &l.kda.v, &l.kda.f_a, &l.kda.f_b, &l.kda.b, &l.kda.o, &l.kda.g, &l.kda.g_a, &l.kda.g_b});
+    all({&l.mla.q, &l.mla.q_a, &l.mla.q_b, &l.mla.kv_a, &l.mla.kv_b, &l.mla.o, &l.mla.g});
+    all({&l.mlp.gate, &l.mlp.up, &l.mlp.down, &l.moe.router, &l.moe.down, &l.moe.up});
+    all({&l.moe.shared.gate, &l.moe.shared.up, &l.moe.shared.down});
+    for (ops::ExpertWeights& e : l.moe.experts) all({&e.w1, &e.w2, &e.w3});
+  }
+}
+
+Status copy_train_weights(const ops::Ctx& ctx, const TrainWeights& from, const TrainWeights& to) {
+  K3_CHECK(from.elements == to.elements && from.dtype == to.dtype, "weights of two configs");
+  K3_TRY(copy_async(to.arena.data(), from.arena.data(), from.elements * dtype_bytes(from.dtype), ctx.stream));
+  if (to.device.is_cuda()) ops::cuda::narrow(ctx, to.all(), to.computed());
+  return synchronize(ctx.stream);
+}
+
+Status check_trainable_on_gpu(const Config& config) {
+  ops::cuda::TrainSizes sizes;
+  sizes.hidden = config.hidden_size;
+  sizes.experts = config.num_experts;
+  sizes.topk = config.num_experts_per_token;
+  sizes.expert_hidden = config.num_experts > 0 ? config.moe_intermediate_size : 0;
+  for (const AttentionKind kind : config.attention) {
+    if (kind == AttentionKind::kda) {
+      sizes.kda_heads = config.kda_num_heads;
+      sizes.kda_dim = config.kda_head_dim;
+      sizes.kda_taps = config.short_conv_kernel_size;
+    } else {
+      sizes.mla_nope = config.qk_nope_head_dim;
+      sizes.mla_rope = config.qk_rope_head_dim;
+      sizes.mla_value = config.v_head_dim;
+    }
+  }
+  const int64_t block = config.attn_res_block_size.value_or(0);
+  sizes.blocks = block > 0 ? (config.num_hidden_layers + block - 1) / block : 0;
+  return ops::cuda::check_train_sizes(sizes);
 }
 
 void draw_train_weights(TrainWeights& weights, uint64_t seed, ThreadPool& pool) {

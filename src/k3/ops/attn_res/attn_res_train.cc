@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "k3/ops/cuda/train_dispatch.h"
 #include "k3/ops/elementwise/elementwise.h"
 #include "k3/ops/rms_norm/rms_norm_train.h"
 #include "k3/ops/rows_sum.h"
@@ -125,6 +126,7 @@ void site_vjp(const Ctx& ctx, Tape& tape, const AttnResSite& site, const Tensor&
 void attn_res_site_train(const Ctx& ctx, const AttnResSite& site) noexcept {
   K3_CHECK(!site.blocks || site.blocks.dim(0) < kMostSources, "{} AttnRes blocks; training takes {}", site.blocks.dim(0),
            kMostSources - 1);
+  if (ctx.device.is_cuda()) return cuda::attn_res_site_train(ctx, site);
   Ctx silent = ctx;
   silent.tape = nullptr;
   if (site.delta) add(silent, site.delta, site.prefix);
@@ -157,6 +159,7 @@ void attn_res_site_train(const Ctx& ctx, const AttnResSite& site) noexcept {
 void fold_query(const Ctx& ctx, const Tensor& norm, const Tensor& projection, const Tensor& query) noexcept {
   K3_CHECK(norm.size() == query.size() && projection.size() == query.size(), "fold_query: {} and {} to {}", norm.shape_text(),
            projection.shape_text(), query.shape_text());
+  if (ctx.device.is_cuda()) return cuda::fold_query(ctx, norm, projection, query);
   with_real(query.dtype, [&](auto real) {
     using T = decltype(real);
     for (int64_t i = 0; i < query.size(); ++i) query.as<T>()[i] = norm.as<T>()[i] * projection.as<T>()[i];

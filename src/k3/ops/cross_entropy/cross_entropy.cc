@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "k3/ops/cpu/vec_apply.h"
+#include "k3/ops/cuda/train_dispatch.h"
 #include "k3/ops/gemm/linear_train.h"
 #include "k3/ops/matmul/matmul.h"
 #include "k3/ops/rows_sum.h"
@@ -92,6 +93,10 @@ CrossEntropy cross_entropy(const Ctx& ctx, const Tensor& x, const Weight& head, 
     out.tokens += target >= 0 ? 1 : 0;
   }
   if (out.tokens == 0) return out;
+  if (ctx.device.is_cuda()) {
+    cuda::cross_entropy(ctx, x, head, scale);
+    return out;
+  }
   const Workspace::Scope scope(*ctx.workspace);
   const Tensor weight = weight_matrix(head), logits = ctx.workspace->tensor({std::min(tokens, kChunk), vocab}, x.dtype);
   Tape* const tape = ctx.tape;

@@ -17,7 +17,7 @@
 namespace k3::ops {
 
 struct CrossEntropy {
-  double nats = 0;     // summed over tokens with a target
+  double nats = 0;     // summed over tokens with a target; on a GPU 0: added to TrainStep::nats
   int64_t tokens = 0;  // these
 };
 CrossEntropy cross_entropy(const Ctx& ctx, const Tensor& x, const Weight& head, std::span<const int32_t> targets, double scale) noexcept;

@@ -2,6 +2,7 @@
 #include "k3/ops/cuda/dispatch.h"
 #include "k3/ops/cuda/launch.h"
 #include "k3/ops/cuda/roofline_gpu.h"
+#include "k3/ops/cuda/train_dispatch.h"
 
 namespace k3::ops::cuda {
 
@@ -52,5 +53,21 @@ void latent_append(const Ctx&, const Tensor&, const Tensor&, float, const PagedT
 void mla(const Ctx&, const ops::MlaArgs&) noexcept { never(); }
 void router(const Ctx&, const Tensor&, const Tensor&, const ops::RouterOptions&, const Tensor&, const Tensor&) noexcept { never(); }
 void moe(const Ctx&, const Tensor&, const Tensor&, const Tensor&, const ops::ExpertBank&, const ops::Glu&, const Tensor&) noexcept { never(); }
+
+void matmul(const Ctx&, const Tensor&, Op, const Tensor&, Op, const Tensor&, bool) noexcept { never(); }
+void accumulate(const Ctx&, const Tensor&, const Tensor&, bool) noexcept { never(); }
+void narrow(const Ctx&, const Tensor&, const Tensor&) noexcept { never(); }
+void rms_norm_forward(const Ctx&, const Tensor&, const Tensor&, float, const Tensor&) noexcept { never(); }
+void rms_norm_vjp(const Ctx&, const Tensor&, const Tensor&, float, const Tensor&, const Tensor&, bool, const Tensor&) noexcept { never(); }
+void attn_res_site_train(const Ctx&, const ops::AttnResSite&) noexcept { never(); }
+void fold_query(const Ctx&, const Tensor&, const Tensor&, const Tensor&) noexcept { never(); }
+void glu_train(const Ctx&, const Tensor&, const Tensor&, const ops::Glu&, const Tensor&) noexcept { never(); }
+void glu_vjp(const Ctx&, const Tensor&, const Tensor&, const ops::Glu&, const Tensor&, const Tensor&, const Tensor&) noexcept { never(); }
+void embedding_train(const Ctx&, const Weight&, const Tensor&) noexcept { never(); }
+void embedding_vjp(const Ctx&, const Tensor&, const Tensor&) noexcept { never(); }
+void cross_entropy(const Ctx&, const Tensor&, const Weight&, double) noexcept { never(); }
+void routed_experts_train(const Ctx&, const ops::RoutedExperts&) noexcept { never(); }
+void mla_train(const Ctx&, const ops::MlaArgs&) noexcept { never(); }
+Status check_train_sizes(const TrainSizes&) { never(); }
 
 }  // namespace k3::ops::cuda

@@ -2,8 +2,10 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <map>
 #include <string_view>
 
 #include "k3/ops/cuda/dispatch.h"
@@ -29,6 +31,44 @@ Result<void*> OpState::zeroed(int64_t bytes) {
     zeroed_.push_back(std::move(storage));
   }
   return static_cast<void*>(zeroed_.back().data());
+}
+
+void OpState::mark(const char* what) {
+  Result<EventHandle> event = make_event();
+  if (event.ok() && record(*event, profiled_).ok()) marks_.emplace_back(what, *std::move(event));
+}
+
+Status OpState::start_profile(Stream stream) {
+  profiled_ = stream;
+  profile_ = true;
+  marks_.clear();
+  mark("");
+  return {};
+}
+
+Result<std::vector<OpState::Profiled>> OpState::take_profile() {
+  profile_ = false;
+  std::map<std::string_view, Profiled> sums;
+  for (size_t i = 1; i < marks_.size(); ++i) {
+    K3_TRY_ASSIGN(const double seconds, seconds_between(marks_[i - 1].second, marks_[i].second));
+    Profiled& sum = sums.try_emplace(marks_[i].first, Profiled{marks_[i].first, 0, 0}).first->second;
+    ++sum.count;
+    sum.seconds += seconds;
+  }
+  marks_.clear();
+  std::vector<Profiled> out;
+  for (const auto& [what, sum] : sums) out.push_back(sum);
+  std::sort(out.begin(), out.end(), [](const Profiled& a, const Profiled& b) { return a.seconds > b.seconds; });
+  return out;
+}
+
+Result<void*> OpState::product_workspace(int64_t bytes) {
+  if (product_workspace_.size_bytes() < bytes) {
+    int device = 0;
+    cudaGetDevice(&device);
+    K3_TRY_ASSIGN(product_workspace_, Storage::allocate_on(Device{device}, bytes));
+  }
+  return static_cast<void*>(product_workspace_.data());
 }
 
 uint32_t* OpState::site_counter() {

@@ -25,6 +25,7 @@ class OpState {
   OpState();
   void note(CudaStatus status, const char* what) {
     if (trace_) trace(what);
+    if (profile_) mark(what);
     if (!status.ok() && first_.ok()) {
       first_ = status;
       what_ = what;
@@ -43,6 +44,16 @@ class OpState {
   // Device memory that is zero at first and that its users leave as they want to find it. Grows, never while a graph is captured:
   // a step runs before it is.
   Result<void*> zeroed(int64_t bytes);
+  // Between the two every note leaves an event on the stream; then the time up to each is that of its op.
+  Status start_profile(Stream stream);
+  struct Profiled {
+    const char* what;
+    int64_t count;
+    double seconds;
+  };
+  Result<std::vector<Profiled>> take_profile();  // the longest first; waits
+  // Scratch of cuBLASLt for the products of training: one, they follow each other on a stream.
+  Result<void*> product_workspace(int64_t bytes);
   // Zero between launches, of all that have a site in front; null: no memory. First asked for before a graph is captured.
   uint32_t* site_counter();
   uint32_t* claim_counter();  // likewise, of kernels whose blocks take work as they finish
@@ -54,9 +65,13 @@ class OpState {
 
  private:
   void trace(const char* what);
+  void mark(const char* what);
 
-  bool trace_ = false;
+  bool trace_ = false, profile_ = false;
+  Stream profiled_ = nullptr;
+  std::vector<std::pair<const char*, EventHandle>> marks_;
   std::optional<GemmPlans> plans_;
+  Storage product_workspace_;
   Storage counter_;
   std::vector<Storage> zeroed_;  // the last is in use; those before may be named in graphs
   std::string without_plans_;

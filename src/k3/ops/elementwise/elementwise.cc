@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "k3/ops/cuda/dispatch.h"
+#include "k3/ops/cuda/train_dispatch.h"
 #include "k3/ops/tape.h"
 
 namespace k3::ops {
@@ -28,8 +28,8 @@ void record_add(const Ctx& ctx, const Tensor& x, const Tensor& y) {
 
 void add(const Ctx& ctx, const Tensor& x, const Tensor& y) noexcept {
   check(x, y);
-  if (ctx.device.is_cuda()) return cuda::add(ctx, x, y);
   if (ctx.tape != nullptr) record_add(ctx, x, y);
+  if (ctx.device.is_cuda()) return ctx.training ? cuda::accumulate(ctx, x, y, true) : cuda::add(ctx, x, y);
   if (y.dtype == DType::f64) {
     for (int64_t i = 0; i < y.size(); ++i) y.as<double>()[i] += x.as<double>()[i];
     return;
@@ -43,8 +43,8 @@ void add(const Ctx& ctx, const Tensor& x, const Tensor& y) noexcept {
 
 void copy(const Ctx& ctx, const Tensor& from, const Tensor& to) noexcept {
   check(from, to);
-  if (ctx.device.is_cuda()) return cuda::copy(ctx, from, to);
   K3_CHECK(ctx.tape == nullptr, "copies have no gradient");
+  if (ctx.device.is_cuda()) return ctx.training ? cuda::accumulate(ctx, from, to, false) : cuda::copy(ctx, from, to);
   std::memcpy(to.data, from.data, static_cast<size_t>(from.size() * dtype_bytes(from.dtype)));
 }
 

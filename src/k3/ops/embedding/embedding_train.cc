@@ -2,6 +2,7 @@
 #include <cstring>
 #include <vector>
 
+#include "k3/ops/cuda/train_dispatch.h"
 #include "k3/ops/embedding/embedding.h"
 #include "k3/ops/gemm/linear_train.h"
 #include "k3/ops/rows_sum.h"
@@ -27,6 +28,10 @@ void embedding_vjp(const Ctx& ctx, std::span<const int32_t> ids, const Tensor& d
 
 void embedding_train(const Ctx& ctx, const Weight& table, std::span<const int32_t> ids, const Tensor& out) noexcept {
   const Tensor rows = weight_matrix(table);
+  if (ctx.device.is_cuda()) {
+    K3_CHECK(out.dtype == rows.dtype && out.dim(0) == static_cast<int64_t>(ids.size()), "embedding: {} ids to {}", ids.size(), out.shape_text());
+    return cuda::embedding_train(ctx, table, out);
+  }
   const int64_t bytes = table.cols * dtype_bytes(rows.dtype);
   K3_CHECK(out.dtype == rows.dtype && out.dim(0) == static_cast<int64_t>(ids.size()), "embedding: {} ids to {}", ids.size(),
            out.shape_text());

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "k3/ops/cpu/tasks.h"
+#include "k3/ops/cuda/train_dispatch.h"
 #include "k3/ops/matmul/matmul_kernel.h"
 
 namespace k3::ops {
@@ -115,6 +116,7 @@ void matmul_one(Isa isa, const Tensor& a, Op op_a, const Tensor& b, Op op_b, con
 }
 
 void matmul(const Ctx& ctx, const Tensor& a, Op op_a, const Tensor& b, Op op_b, const Tensor& c, bool accumulate) noexcept {
+  if (ctx.device.is_cuda()) return cuda::matmul(ctx, a, op_a, b, op_b, c, accumulate);
   const Sizes size = sizes(a, op_a, b, op_b, c);
   if (size.rows == 0 || size.cols == 0) return;
   if (c.dtype == DType::f64) {

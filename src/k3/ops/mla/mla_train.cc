@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "k3/ops/cpu/vec_apply.h"
+#include "k3/ops/cuda/train_dispatch.h"
 #include "k3/ops/gemm/linear_train.h"
 #include "k3/ops/matmul/matmul.h"
 #include "k3/ops/rms_norm/rms_norm_train.h"
@@ -251,6 +252,7 @@ void mla_train(const Ctx& ctx, const MlaArgs& args) noexcept {
   K3_CHECK(a.q.rank == 3 && a.q.dim(2) == a.nope + a.rope && args.kv.dim(1) == a.rank + a.rope &&
                a.kv_b.rows == heads * (a.nope + a.value) && a.offsets.back() == tokens,
            "mla: q {}, kv {}, kv_b {} x {}", a.q.shape_text(), args.kv.shape_text(), a.kv_b.rows, a.kv_b.cols);
+  if (ctx.device.is_cuda()) return cuda::mla_train(ctx, a);
   Kept kept;
   kept.latent = ctx.workspace->tensor({tokens, a.rank}, a.q.dtype);
   kept.keys = ctx.workspace->tensor({tokens, a.kv_b.rows}, a.q.dtype);

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <limits>
 
+#include "k3/ops/cuda/train_dispatch.h"
 #include "k3/ops/gemm/linear_train.h"
 #include "k3/ops/matmul/matmul.h"
 #include "k3/ops/moe/moe_plan.h"
@@ -234,6 +235,7 @@ void routed_experts_train(const Ctx& ctx, const RoutedExperts& args) noexcept {
   const int64_t tokens = args.z.dim(0), experts = args.logits.dim(1), topk = args.route.topk;
   K3_CHECK(static_cast<int64_t>(args.experts.size()) == experts && topk <= experts, "{} experts, router of {}, top {}",
            args.experts.size(), experts, topk);
+  if (ctx.device.is_cuda()) return cuda::routed_experts_train(ctx, args);
   Routed kept;
   kept.scores = ctx.workspace->tensor({tokens, experts}, args.logits.dtype);
   kept.ids = ctx.workspace->tensor({tokens, topk}, DType::i32);

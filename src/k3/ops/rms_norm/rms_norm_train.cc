@@ -3,6 +3,7 @@
 #include <cmath>
 #include <vector>
 
+#include "k3/ops/cuda/train_dispatch.h"
 #include "k3/ops/elementwise/elementwise.h"
 #include "k3/ops/rows_sum.h"
 #include "k3/ops/tape.h"
@@ -55,10 +56,12 @@ void rms_norm_vjp(const Ctx& ctx, const Tensor& x, const Tensor& weight, float e
                   const Tensor& dweight) noexcept {
   K3_CHECK(x.dims == dout.dims && x.dims == dx.dims && weight.size() == x.dim(1), "rms_norm_vjp: x {}, dout {}", x.shape_text(),
            dout.shape_text());
+  if (ctx.device.is_cuda()) return cuda::rms_norm_vjp(ctx, x, weight, eps, dout, dx, accumulate, dweight);
   with_real(x.dtype, [&](auto real) { backward<decltype(real)>(ctx, x, weight, eps, dout, dx, accumulate, dweight); });
 }
 
 void rms_norm_forward(const Ctx& ctx, const Tensor& x, const Tensor& weight, float eps, const Tensor& out) noexcept {
+  if (ctx.device.is_cuda()) return cuda::rms_norm_forward(ctx, x, weight, eps, out);
   with_real(x.dtype, [&](auto real) { forward<decltype(real)>(ctx, x, weight, eps, out); });
 }
 

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "k3/ops/cpu/vec_portable.h"
+#include "k3/ops/cuda/train_dispatch.h"
 #include "k3/ops/situ_glu/situ_glu_vjp_kernel.h"
 #include "k3/ops/tape.h"
 
@@ -58,6 +59,7 @@ void glu_vjp(const Ctx& ctx, const Tensor& gate, const Tensor& up, const Glu& ki
              const Tensor& dup) noexcept {
   K3_CHECK(gate.size() == up.size() && gate.size() == dout.size() && gate.size() == dgate.size() && gate.size() == dup.size(),
            "glu_vjp: gate {}, dout {}", gate.shape_text(), dout.shape_text());
+  if (ctx.device.is_cuda()) return cuda::glu_vjp(ctx, gate, up, kind, dout, dgate, dup);
   if (gate.dtype == DType::f32) {
     const GluVjpFn fn = glu_vjp_fn(ctx.isa);
     const GluArgs args = glu_args(kind);
@@ -77,7 +79,9 @@ void glu_vjp(const Ctx& ctx, const Tensor& gate, const Tensor& up, const Glu& ki
 }
 
 void glu_train(const Ctx& ctx, const Tensor& gate, const Tensor& up, const Glu& kind, const Tensor& out) noexcept {
-  if (gate.dtype == DType::f32) {
+  if (ctx.device.is_cuda()) {
+    cuda::glu_train(ctx, gate, up, kind, out);
+  } else if (gate.dtype == DType::f32) {
     glu(ctx, gate, up, kind, out);
   } else {
     const GluArgs args = glu_args(kind);

@@ -108,17 +108,17 @@ Status Checkpoints::load_weights(int64_t step, TrainWeights& weights) const {
   return read_array(checkpoint, kArrays[0], weights.all());
 }
 
-Result<RunState> Checkpoints::load(int64_t step, TrainWeights& weights, Optimizer& optimizer) const {
+Result<RunState> Checkpoints::load(int64_t step, TrainWeights& weights, const Tensor& first, const Tensor& second) const {
   K3_TRY_ASSIGN(RunState state, read_state(step));
   K3_TRY_ASSIGN(const Checkpoint checkpoint, Checkpoint::open(path(step)));
   K3_TRY(read_array(checkpoint, kArrays[0], weights.all()));
-  K3_TRY(read_array(checkpoint, kArrays[1], optimizer.first()));
-  K3_TRY(read_array(checkpoint, kArrays[2], optimizer.second()));
+  K3_TRY(read_array(checkpoint, kArrays[1], first));
+  K3_TRY(read_array(checkpoint, kArrays[2], second));
   return state;
 }
 
-Status Checkpoints::write(const std::string& unfinished, const RunState& state, const TrainWeights& weights, const Optimizer& optimizer) const {
-  const Tensor arrays[] = {weights.all(), optimizer.first(), optimizer.second()};
+Status Checkpoints::write(const std::string& unfinished, const RunState& state, const TrainWeights& weights, const Tensor& first, const Tensor& second) const {
+  const Tensor arrays[] = {weights.all(), first, second};
   std::vector<std::vector<TensorSpec>> shards;
   for (int i = 0; i < 3; ++i) shards.push_back({{kArrays[i], weights.dtype, {weights.elements}}});
   K3_TRY_ASSIGN(CheckpointWriter writer, CheckpointWriter::create(unfinished, std::move(shards)));
@@ -128,12 +128,12 @@ Status Checkpoints::write(const std::string& unfinished, const RunState& state, 
   return sync_folder(unfinished);
 }
 
-Status Checkpoints::save(const RunState& state, const TrainWeights& weights, const Optimizer& optimizer) const {
+Status Checkpoints::save(const RunState& state, const TrainWeights& weights, const Tensor& first, const Tensor& second) const {
   const std::string unfinished = folder_ + "/.unfinished", target = path(state.step);
   std::error_code error;
   std::filesystem::remove_all(unfinished, error);
   K3_TRY(make_directories(unfinished));
-  if (Status written = write(unfinished, state, weights, optimizer); !written.ok()) {
+  if (Status written = write(unfinished, state, weights, first, second); !written.ok()) {
     // A disk that is full gets its room back: the older checkpoints are what the run goes on from.
     std::filesystem::remove_all(unfinished, error);
     return std::move(written).with_context("the checkpoint of step " + std::to_string(state.step) +

@@ -14,7 +14,6 @@
 #include <string>
 
 #include "k3/model/train/train_weights.h"
-#include "k3/train/run/optimizer.h"
 
 namespace k3::train {
 
@@ -32,16 +31,17 @@ class Checkpoints {
 
   // Newest whole checkpoint: its step; none: the run begins.
   Result<std::optional<int64_t>> newest() const;
-  Result<RunState> load(int64_t step, TrainWeights& weights, Optimizer& optimizer) const;
+  // `first` and `second`: the optimizer's moments, in host memory.
+  Result<RunState> load(int64_t step, TrainWeights& weights, const Tensor& first, const Tensor& second) const;
   // Then removes those that are neither the last nor the best.
-  Status save(const RunState& state, const TrainWeights& weights, const Optimizer& optimizer) const;
+  Status save(const RunState& state, const TrainWeights& weights, const Tensor& first, const Tensor& second) const;
   // Weights alone.
   Status load_weights(int64_t step, TrainWeights& weights) const;
   Result<RunState> read_state(int64_t step) const;
   std::string path(int64_t step) const;
 
  private:
-  Status write(const std::string& unfinished, const RunState& state, const TrainWeights& weights, const Optimizer& optimizer) const;
+  Status write(const std::string& unfinished, const RunState& state, const TrainWeights& weights, const Tensor& first, const Tensor& second) const;
   Result<std::vector<int64_t>> all() const;
   std::string folder_;
 };

@@ -85,7 +85,7 @@ Trace train(const Golden& golden, DType dtype, MatrixOptimizer matrices, int64_t
     }
     const double count = static_cast<double>(rows * length);
     out.losses.push_back(gradient.add({tokens, targets, offsets}, 1.0 / count).nats / count);
-    out.norms.push_back(optimizer.step(gradient.ctx(), grads, factor * learning_rate(rate, step), step + 1).gradient_norm);
+    out.norms.push_back(optimizer.step(gradient.ctx(), grads, factor * learning_rate(rate, step), step + 1).value().gradient_norm);
   }
   return out;
 }

@@ -1,6 +1,8 @@
 #include "k3/train/run/gradient.h"
 
 #include <algorithm>
+#include <cmath>
+#include <utility>
 
 #include "k3/model/forward.h"
 #include "k3/ops/attn_res/attn_res_train.h"
@@ -9,13 +11,63 @@
 
 namespace k3::train {
 
-Gradient::Gradient(TrainWeights& weights, const Tensor& grads, ThreadPool& pool) : weights_(weights) {
+namespace {
+
+enum Sum : int64_t { kTrained, kMeasured };  // losses of add() and of loss()
+
+}  // namespace
+
+Gradient::Gradient(TrainWeights& weights, const Tensor& grads, ThreadPool& pool)
+    : weights_(weights), staged_(weights.device), workspace_(weights.device), tape_(weights.device) {
   ctx_.pool = &pool;
   ctx_.workspace = &workspace_;
   ctx_.isa = ops::detect_isa();
   ctx_.training = true;
   ctx_.double_precision = weights.dtype == DType::f64;
   tape_.parameters(weights.arena.data(), weights.dtype, weights.elements, grads);
+  if (on_gpu()) tape_.parameters(weights.compute.data(), DType::bf16, weights.elements, grads);
+}
+
+Status Gradient::open() {
+  if (!on_gpu()) return {};
+  K3_TRY(set_current_device(weights_.device));
+  K3_TRY(ops::cuda::check_device());
+  K3_TRY_ASSIGN(stream_, make_stream());
+  state_ = ops::cuda::OpStateHandle(ops::cuda::new_op_state());
+  K3_TRY_ASSIGN(sums_, Storage::allocate_on(weights_.device, 2 * int64_t{sizeof(double)}));
+  K3_TRY_ASSIGN(fetched_, Storage::pinned(sizeof(double)));
+  ctx_.device = weights_.device;
+  ctx_.stream = stream_.get();
+  ctx_.gpu = state_.get();
+  ctx_.policy = ops::Policy::bf16;
+  ctx_.step = &staged_.step;
+  return {};
+}
+
+// Copies of the batch's numbers to the GPU; false: an error that fetch() tells.
+bool Gradient::stage(const MicroBatch& batch, int64_t sum) {
+  staged_.step.nats = reinterpret_cast<double*>(sums_.data()) + sum;
+  Status staged = staged_.stage(batch.tokens, batch.targets, batch.offsets, batch.valid, weights_.config.vocab_size, stream_.get());
+  if (staged.ok()) return true;
+  if (error_.ok()) error_ = std::move(staged);
+  return false;
+}
+
+Result<double> Gradient::fetch(int64_t sum) {
+  std::byte* const from = sums_.data() + sum * int64_t{sizeof(double)};
+  K3_TRY(copy_async(fetched_.data(), from, sizeof(double), stream_.get()));
+  K3_TRY(fill_async(from, 0, sizeof(double), stream_.get()));
+  K3_TRY(synchronize(stream_.get()));
+  K3_TRY(ops::cuda::take_error(state_.get()));
+  K3_TRY(std::exchange(error_, Status()));
+  return *reinterpret_cast<const double*>(fetched_.data());
+}
+
+Status Gradient::queued() { return std::exchange(error_, Status()); }
+
+Result<double> Gradient::take_nats() {
+  if (on_gpu()) return fetch(kTrained);
+  return std::exchange(nats_, 0.0);
 }
 
 // The caller holds the scope of the workspace.
@@ -35,14 +87,16 @@ ops::CrossEntropy Gradient::add(const MicroBatch& batch, double scale) {
   const Workspace::Scope scope(workspace_);
   Batch step;
   std::vector<int64_t> history;
+  if (on_gpu() && !stage(batch, kTrained)) return {};
   ctx_.tape = &tape_;
-  tape_.valid = batch.valid;
+  tape_.valid = on_gpu() ? staged_.valid : batch.valid;
   workspace_.retain(true);
   const Tensor hidden = forward(batch, step, history);
   workspace_.retain(false);
   const ops::CrossEntropy loss = ops::cross_entropy(ctx_, hidden, weights_.set.lm_head, batch.targets, scale);
   tape_.backward(ctx_);
   ctx_.tape = nullptr;
+  nats_ += loss.nats;
   return loss;
 }
 
@@ -50,31 +104,49 @@ ops::CrossEntropy Gradient::loss(const MicroBatch& batch) {
   const Workspace::Scope scope(workspace_);
   Batch step;
   std::vector<int64_t> history;
+  if (on_gpu() && !stage(batch, kMeasured)) return {};
   const Tensor hidden = forward(batch, step, history);
-  return ops::cross_entropy(ctx_, hidden, weights_.set.lm_head, batch.targets, 1.0);
+  ops::CrossEntropy loss = ops::cross_entropy(ctx_, hidden, weights_.set.lm_head, batch.targets, 1.0);
+  if (!on_gpu()) return loss;
+  Result<double> nats = fetch(kMeasured);
+  if (!nats.ok() && error_.ok()) error_ = nats.error();
+  loss.nats = nats.ok() ? *nats : std::nan("");
+  return loss;
 }
 
 int32_t Gradient::likeliest(std::span<const int32_t> tokens) {
   const Workspace::Scope scope(workspace_);
   Batch step;
   std::vector<int64_t> history;
-  const std::vector<int64_t> offsets = {0, static_cast<int64_t>(tokens.size())};
-  const Tensor hidden = forward({tokens, {}, offsets}, step, history);
-  const Tensor row = workspace_.tensor({1, weights_.config.vocab_size}, hidden.dtype);
-  ops::matmul(ctx_, hidden.slice(hidden.dim(0) - 1, hidden.dim(0)), ops::Op::plain, ops::weight_matrix(weights_.set.lm_head),
-              ops::Op::transposed, row);
+  const auto count = static_cast<int64_t>(tokens.size());
+  std::vector<int32_t> padded(tokens.begin(), tokens.end());
+  // What comes after a token does not change it; algorithms of products are chosen once for every length.
+  if (on_gpu()) padded.resize(static_cast<size_t>((count + 63) / 64 * 64), tokens.back());
+  const std::vector<int64_t> offsets = {0, static_cast<int64_t>(padded.size())};
+  if (on_gpu() && !stage({padded, {}, offsets}, kMeasured)) return 0;
+  const Tensor hidden = forward({padded, {}, offsets}, step, history);
+  const Tensor row = logits_of(hidden.slice(count - 1, count));
   const auto best = [&](const auto* values) { return static_cast<int32_t>(std::max_element(values, values + row.size()) - values); };
-  return row.dtype == DType::f64 ? best(row.f64()) : best(row.f32());
+  if (!on_gpu()) return row.dtype == DType::f64 ? best(row.f64()) : best(row.f32());
+  std::vector<float> values(static_cast<size_t>(row.size()));
+  Status fetched = copy_async(values.data(), row.data, row.size() * 4, stream_.get());
+  if (fetched.ok()) fetched = synchronize(stream_.get());
+  if (!fetched.ok() && error_.ok()) error_ = std::move(fetched);
+  return best(values.data());
+}
+
+Tensor Gradient::logits_of(const Tensor& hidden) {
+  const Tensor out = workspace_.tensor({hidden.dim(0), weights_.config.vocab_size}, on_gpu() ? DType::f32 : hidden.dtype);
+  ops::matmul(ctx_, hidden, ops::Op::plain, ops::weight_matrix(weights_.set.lm_head), ops::Op::transposed, out);
+  return out;
 }
 
 Tensor Gradient::logits(const MicroBatch& batch) {
   const Workspace::Scope scope(workspace_);
   Batch step;
   std::vector<int64_t> history;
-  const Tensor hidden = forward(batch, step, history);
-  const Tensor out = workspace_.tensor({hidden.dim(0), weights_.config.vocab_size}, hidden.dtype);
-  ops::matmul(ctx_, hidden, ops::Op::plain, ops::weight_matrix(weights_.set.lm_head), ops::Op::transposed, out);
-  return out;
+  if (on_gpu() && !stage(batch, kMeasured)) return {};
+  return logits_of(forward(batch, step, history));
 }
 
 }  // namespace k3::train

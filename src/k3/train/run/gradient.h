@@ -4,7 +4,8 @@
 // Memory:   gradients lie beside the parameters, element for element, and are added to. Activations of a micro-batch stay in the
 //           workspace until its backward; with `recompute` only the inputs of sub-layers do.
 // Threads:  one call at a time; the work inside is parallel.
-// Errors:   those of the model's forward (none with weights in memory).
+// Errors:   those of the model's forward (none with weights in memory). On a GPU nothing waits in add(): its losses and errors come with
+//           take_nats().
 // Source:   architecture 4, training.md 7.
 #pragma once
 
@@ -13,7 +14,9 @@
 #include "k3/model/batch.h"
 #include "k3/model/train/train_weights.h"
 #include "k3/ops/cross_entropy/cross_entropy.h"
+#include "k3/ops/cuda/dispatch.h"
 #include "k3/ops/tape.h"
+#include "k3/train/run/device_batch.h"
 
 namespace k3::train {
 
@@ -27,22 +30,39 @@ class Gradient {
  public:
   // `weights` stays where it is; `grads` [weights.elements] of its dtype.
   Gradient(TrainWeights& weights, const Tensor& grads, ThreadPool& pool);
+  // What a GPU wants besides; nothing on the CPU.
+  Status open();
 
   ops::Tape& tape() { return tape_; }
   ops::Ctx& ctx() { return ctx_; }
   // Forward and backward: gradients of scale times the summed nats.
-  ops::CrossEntropy add(const MicroBatch& batch, double scale);
+  ops::CrossEntropy add(const MicroBatch& batch, double scale);  // on a GPU its nats are 0
+  // What already went wrong in add(), without waiting.
+  Status queued();
+  // Sum of the losses of add() since the last call; waits.
+  Result<double> take_nats();
   // Forward alone.
   ops::CrossEntropy loss(const MicroBatch& batch);
   // The likeliest token after these.
   int32_t likeliest(std::span<const int32_t> tokens);
-  // Logits of all tokens [T, vocab], valid until the next call.
+  // Logits of all tokens [T, vocab] where the weights are (FP32 on a GPU), valid until the next call.
   Tensor logits(const MicroBatch& batch);
 
  private:
   Tensor forward(const MicroBatch& batch, Batch& step, std::vector<int64_t>& history);
+  Tensor logits_of(const Tensor& hidden);
+  bool stage(const MicroBatch& batch, int64_t sum);
+  Result<double> fetch(int64_t sum);
+  bool on_gpu() const { return weights_.device.is_cuda(); }
 
   TrainWeights& weights_;
+  // On a GPU; things that are in use on the stream until it is freed come after it.
+  StreamHandle stream_;
+  ops::cuda::OpStateHandle state_;
+  DeviceBatch staged_;
+  Storage sums_, fetched_;  // losses of add() and of loss(): on the device, pinned
+  Status error_;
+  double nats_ = 0;
   Workspace workspace_;
   ops::Tape tape_;
   ops::Ctx ctx_;

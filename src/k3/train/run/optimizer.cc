@@ -4,6 +4,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "k3/ops/cuda/dispatch.h"
 #include "k3/ops/optim/grad_norm/grad_norm.h"
 #include "k3/ops/optim/qk_clip/qk_clip.h"
 #include "k3/ops/optim/quantile/quantile.h"
@@ -14,11 +15,20 @@ namespace k3::train {
 Result<Optimizer> Optimizer::create(TrainWeights& weights, const Recipe& recipe) {
   Optimizer out(weights, recipe);
   const int64_t bytes = weights.elements * dtype_bytes(weights.dtype);
-  K3_TRY_ASSIGN(out.state_, Storage::allocate(2 * bytes));
+  K3_TRY_ASSIGN(out.state_, out.sums(2 * bytes));
+  K3_TRY_ASSIGN(out.norm_, out.sums(sizeof(ops::GradNorm<double>)));
   out.first_ = Tensor(out.state_.data(), weights.dtype, {weights.elements});
   out.second_ = Tensor(out.state_.data() + bytes, weights.dtype, {weights.elements});
   for (size_t i = 0; i < weights.tensors.size(); ++i) out.add_tensor(i);
   K3_TRY(out.add_layers());
+  int64_t sums = sizeof(ops::GradNorm<double>);
+  for (const Attention& a : out.attentions_) sums += a.largest.size_bytes();
+  for (const Router& r : out.routers_) sums += r.load.size_bytes();
+  if (out.on_gpu()) {
+    K3_TRY_ASSIGN(out.fetched_, Storage::pinned(sums));
+  } else {
+    K3_TRY_ASSIGN(out.fetched_, Storage::allocate(sums));
+  }
   return out;
 }
 
@@ -56,13 +66,14 @@ Status Optimizer::add_layers() {
     if (layer.moe.router_bias) {
       Router router;
       router.bias = layer.moe.router_bias;
-      K3_TRY_ASSIGN(router.histogram, Storage::allocate(weights_->config.num_experts * ops::kQuantileBins * 4));
-      K3_TRY_ASSIGN(router.load, Storage::allocate(weights_->config.num_experts * 4));
+      K3_TRY_ASSIGN(router.histogram, sums(weights_->config.num_experts * ops::kQuantileBins * 4));
+      K3_TRY_ASSIGN(router.load, sums(weights_->config.num_experts * 4));
       routers_.push_back(std::move(router));
     }
     if (layer.mla.kv_b) {
-      attentions_.push_back({layer.mla.q ? layer.mla.q : layer.mla.q_b, layer.mla.kv_b,
-                             std::vector<double>(static_cast<size_t>(weights_->config.num_attention_heads), 0.0)});
+      Attention attention{layer.mla.q ? layer.mla.q : layer.mla.q_b, layer.mla.kv_b, {}};
+      K3_TRY_ASSIGN(attention.largest, sums(weights_->config.num_attention_heads * dtype_bytes(largest_dtype())));
+      attentions_.push_back(std::move(attention));
     }
   }
   return {};
@@ -76,60 +87,113 @@ void Optimizer::watch(ops::Tape& tape) {
   }
   for (Attention& attention : attentions_) {
     tape.watch(attention.kv_b.data, "max_logit",
-               Tensor(attention.largest.data(), DType::f64, {static_cast<int64_t>(attention.largest.size())}));
+               Tensor(attention.largest.data(), largest_dtype(), {weights_->config.num_attention_heads}));
   }
 }
 
 template <class T>
-void Optimizer::apply(const ops::Ctx& ctx, const Tensor& grads, double rate, int64_t step, StepReport& report) {
+void Optimizer::apply(const ops::Ctx& ctx, const Tensor& grads, double rate, int64_t step) {
   T* const w = weights_->all().as<T>();
   const T* const g = grads.as<T>();
   std::vector<ops::GradTensor<T>> parts;
   for (const TrainTensor& t : weights_->tensors) {
     if (t.family->optimizer != OptimizerGroup::none) parts.push_back({g + t.at, t.count});
   }
-  ops::GradNorm<T> norm;
+  auto* const norm = reinterpret_cast<ops::GradNorm<T>*>(norm_.data());
   std::vector<ops::AdamwTensor<T>> vectors;
   for (const Vector& v : vectors_) {
-    vectors.push_back({w + v.at, first_.as<T>() + v.at, second_.as<T>() + v.at, g + v.at, nullptr, v.count, rate * v.lr, v.decay});
+    vectors.push_back({w + v.at, first_.as<T>() + v.at, second_.as<T>() + v.at, g + v.at, copy_of(v.at), v.count, rate * v.lr, v.decay});
   }
   std::vector<ops::MuonTensor<T>> matrices;
-  for (const Matrix& m : matrices_) matrices.push_back({w + m.at, first_.as<T>() + m.at, g + m.at, nullptr, m.units, rate * m.lr, m.decay});
+  for (const Matrix& m : matrices_) {
+    matrices.push_back({w + m.at, first_.as<T>() + m.at, g + m.at, copy_of(m.at), m.units, rate * m.lr, m.decay});
+  }
   ops::AdamwOptions options;
   options.step = step;
   if constexpr (std::is_same_v<T, double>) {
-    ops::grad_norm_ref(parts, recipe_.clip, &norm);
-    ops::adamw_ref(vectors, options, &norm.scale);
-    ops::muon_ref(matrices, {}, &norm.scale);
+    ops::grad_norm_ref(parts, recipe_.clip, norm);
+    ops::adamw_ref(vectors, options, &norm->scale);
+    ops::muon_ref(matrices, {}, &norm->scale);
   } else {
-    ops::grad_norm(ctx, parts, recipe_.clip, &norm);
-    ops::adamw(ctx, vectors, options, &norm.scale);
-    ops::muon(ctx, matrices, {}, &norm.scale);
+    ops::grad_norm(ctx, parts, recipe_.clip, norm);
+    ops::adamw(ctx, vectors, options, &norm->scale);
+    ops::muon(ctx, matrices, {}, &norm->scale);
   }
+}
+
+Result<const std::byte*> Optimizer::fetch(const ops::Ctx& ctx) {
+  std::byte* to = fetched_.data();
+  const auto take = [&](const Storage& from, int64_t bytes) -> Status {
+    if (on_gpu()) {
+      K3_TRY(copy_async(to, from.data(), bytes, ctx.stream));
+    } else {
+      std::memcpy(to, from.data(), static_cast<size_t>(bytes));
+    }
+    to += bytes;
+    return {};
+  };
+  K3_TRY(take(norm_, sizeof(ops::GradNorm<double>)));
+  for (const Attention& a : attentions_) K3_TRY(take(a.largest, a.largest.size_bytes()));
+  for (const Router& r : routers_) K3_TRY(take(r.load, r.load.size_bytes()));
+  if (on_gpu()) {
+    K3_TRY(synchronize(ctx.stream));
+    K3_TRY(ops::cuda::take_error(ctx.gpu));
+  }
+  return static_cast<const std::byte*>(fetched_.data());
+}
+
+template <class T>
+void Optimizer::read(const std::byte* sums, StepReport& report) const {
+  const auto& norm = *reinterpret_cast<const ops::GradNorm<T>*>(sums);
   report.gradient_norm = norm.norm;
-  if (norm.bad_tensor < 0) return;
   int32_t seen = 0;
   for (const TrainTensor& t : weights_->tensors) {
-    if (t.family->optimizer != OptimizerGroup::none && seen++ == norm.bad_tensor) report.not_finite = &t;
+    if (norm.bad_tensor >= 0 && t.family->optimizer != OptimizerGroup::none && seen++ == norm.bad_tensor) report.not_finite = &t;
+  }
+  sums += sizeof(ops::GradNorm<double>);
+  for (const Attention& a : attentions_) {
+    for (int64_t h = 0; h < weights_->config.num_attention_heads; ++h) {
+      const double logit = on_gpu() ? static_cast<double>(reinterpret_cast<const float*>(sums)[h]) : reinterpret_cast<const double*>(sums)[h];
+      report.largest_logit = std::max(report.largest_logit, logit);
+    }
+    sums += a.largest.size_bytes();
+  }
+  if (report.not_finite != nullptr) return;
+  for (const Router& r : routers_) {
+    const double violation = ops::load_violation(reinterpret_cast<const int32_t*>(sums), weights_->config.num_experts);
+    report.load_violation += violation / static_cast<double>(routers_.size());
+    report.load_violation_worst = std::max(report.load_violation_worst, violation);
+    sums += r.load.size_bytes();
   }
 }
 
 template <class T>
 void Optimizer::clip_attention(const ops::Ctx& ctx) {
   const Config& c = weights_->config;
+  // Matrices of `set` are copies on a GPU: the masters lie at the same place of the arena.
+  const auto place = [&](const ops::Weight& w) {
+    const std::byte* const base = on_gpu() ? weights_->compute.data() : weights_->arena.data();
+    return (static_cast<const std::byte*>(w.data) - base) / dtype_bytes(on_gpu() ? DType::bf16 : weights_->dtype);
+  };
   for (Attention& attention : attentions_) {
     ops::QkClip<T> args;
     args.heads = c.num_attention_heads;
     args.nope = c.qk_nope_head_dim;
     args.rope = c.qk_rope_head_dim;
     args.value = c.v_head_dim;
-    args.q = static_cast<T*>(const_cast<void*>(attention.q.data));
+    args.q = weights_->all().as<T>() + place(attention.q);
+    args.q_bf16 = copy_of(place(attention.q));
     args.q_cols = attention.q.cols;
-    args.kv = static_cast<T*>(const_cast<void*>(attention.kv_b.data));
+    args.kv = weights_->all().as<T>() + place(attention.kv_b);
+    args.kv_bf16 = copy_of(place(attention.kv_b));
     args.kv_cols = attention.kv_b.cols;
     args.tau = recipe_.qk_clip;
-    const std::vector<T> largest(attention.largest.begin(), attention.largest.end());
-    args.max_logits = largest.data();
+    std::vector<T> largest;
+    if (!on_gpu()) {
+      const auto* const logits = reinterpret_cast<const double*>(attention.largest.data());
+      for (int64_t h = 0; h < args.heads; ++h) largest.push_back(static_cast<T>(logits[h]));
+    }
+    args.max_logits = on_gpu() ? reinterpret_cast<const T*>(attention.largest.data()) : largest.data();
     if constexpr (std::is_same_v<T, double>) {
       ops::qk_clip_ref(args);
     } else {
@@ -138,14 +202,11 @@ void Optimizer::clip_attention(const ops::Ctx& ctx) {
   }
 }
 
-void Optimizer::balance(const ops::Ctx& ctx, StepReport& report) {
+void Optimizer::balance(const ops::Ctx& ctx) {
   const int64_t experts = weights_->config.num_experts, topk = weights_->config.num_experts_per_token;
   for (Router& router : routers_) {
     auto* const histogram = reinterpret_cast<int32_t*>(router.histogram.data());
     auto* const load = reinterpret_cast<int32_t*>(router.load.data());
-    const double violation = ops::load_violation(load, experts);
-    report.load_violation += violation / static_cast<double>(routers_.size());
-    report.load_violation_worst = std::max(report.load_violation_worst, violation);
     const bool reference = router.bias.dtype == DType::f64;
     switch (recipe_.balancing) {
       case Balancing::quantile:
@@ -164,24 +225,30 @@ void Optimizer::balance(const ops::Ctx& ctx, StepReport& report) {
         break;
       case Balancing::none: break;
     }
-    std::memset(histogram, 0, static_cast<size_t>(router.histogram.size_bytes()));
-    std::memset(load, 0, static_cast<size_t>(router.load.size_bytes()));
   }
 }
 
-StepReport Optimizer::step(const ops::Ctx& ctx, const Tensor& grads, double rate, int64_t step) {
+Result<StepReport> Optimizer::step(const ops::Ctx& ctx, const Tensor& grads, double rate, int64_t step) {
   StepReport report;
   const bool reference = weights_->dtype == DType::f64;
-  reference ? apply<double>(ctx, grads, rate, step, report) : apply<float>(ctx, grads, rate, step, report);
-  for (const Attention& attention : attentions_) {
-    report.largest_logit = std::max(report.largest_logit, *std::max_element(attention.largest.begin(), attention.largest.end()));
-  }
+  reference ? apply<double>(ctx, grads, rate, step) : apply<float>(ctx, grads, rate, step);
+  K3_TRY_ASSIGN(const std::byte* const sums, fetch(ctx));
+  reference ? read<double>(sums, report) : read<float>(sums, report);
   if (report.not_finite == nullptr) {
     reference ? clip_attention<double>(ctx) : clip_attention<float>(ctx);
-    balance(ctx, report);
+    balance(ctx);
   }
-  for (Attention& attention : attentions_) std::fill(attention.largest.begin(), attention.largest.end(), 0.0);
-  std::memset(grads.data, 0, static_cast<size_t>(grads.size() * dtype_bytes(grads.dtype)));
+  const auto clear = [&](void* data, int64_t bytes) -> Status {
+    if (on_gpu()) return fill_async(data, 0, bytes, ctx.stream);
+    std::memset(data, 0, static_cast<size_t>(bytes));
+    return {};
+  };
+  for (Attention& a : attentions_) K3_TRY(clear(a.largest.data(), a.largest.size_bytes()));
+  for (Router& r : routers_) {
+    K3_TRY(clear(r.histogram.data(), r.histogram.size_bytes()));
+    K3_TRY(clear(r.load.data(), r.load.size_bytes()));
+  }
+  K3_TRY(clear(grads.data, grads.size() * dtype_bytes(grads.dtype)));
   return report;
 }
 

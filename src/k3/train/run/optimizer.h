@@ -1,7 +1,7 @@
 // Purpose:  the optimizer of a run: which parameters Muon, AdamW and the router's balancing change, and their state.
 // Shapes:   one or two numbers a parameter, beside it: momentum (Muon) or first moment, and second moment (AdamW).
 // Units:    none.
-// Memory:   state of the size of the weights, twice.
+// Memory:   state of the size of the weights, twice, where these are. On a GPU the BF16 copies are made anew with the weights.
 // Threads:  one step at a time; the work inside is parallel.
 // Errors:   none; gradients that are not finite change nothing and are reported.
 // Source:   training.md 2-4; params.h says the group of each parameter. Weights in FP64 take the double references.
@@ -31,8 +31,8 @@ class Optimizer {
 
   // Sums that a step's forwards add to (histograms, loads, largest logits); call once.
   void watch(ops::Tape& tape);
-  // `rate` is the schedule's factor; `step` counts from 1. Zeroes the gradients and the sums.
-  StepReport step(const ops::Ctx& ctx, const Tensor& grads, double rate, int64_t step);
+  // `rate` is the schedule's factor; `step` counts from 1. Zeroes the gradients and the sums. On a GPU it waits once.
+  Result<StepReport> step(const ops::Ctx& ctx, const Tensor& grads, double rate, int64_t step);
 
   const Tensor& first() const { return first_; }
   const Tensor& second() const { return second_; }
@@ -54,20 +54,30 @@ class Optimizer {
   };
   struct Attention {
     ops::Weight q, kv_b;
-    std::vector<double> largest;  // logit of each head
+    Storage largest;  // [heads] logits: FP64, on a GPU FP32
   };
 
   Optimizer(TrainWeights& weights, const Recipe& recipe) : weights_(&weights), recipe_(recipe) {}
   void add_tensor(size_t index);
   Status add_layers();
   template <class T>
-  void apply(const ops::Ctx& ctx, const Tensor& grads, double rate, int64_t step, StepReport& report);
+  void apply(const ops::Ctx& ctx, const Tensor& grads, double rate, int64_t step);
+  // Copies of the step's sums on the host: GradNorm, then largest logits by layer, then loads by layer.
+  Result<const std::byte*> fetch(const ops::Ctx& ctx);
   template <class T>
   void clip_attention(const ops::Ctx& ctx);
-  void balance(const ops::Ctx& ctx, StepReport& report);
+  void balance(const ops::Ctx& ctx);
+  template <class T>
+  void read(const std::byte* sums, StepReport& report) const;
+  bool on_gpu() const { return weights_->device.is_cuda(); }
+  DType largest_dtype() const { return on_gpu() ? DType::f32 : DType::f64; }
+  uint16_t* copy_of(int64_t at) const { return on_gpu() ? weights_->computed().as<uint16_t>() + at : nullptr; }
+  Result<Storage> sums(int64_t bytes) const { return Storage::allocate_on(weights_->device, bytes); }
 
   TrainWeights* weights_;
   Recipe recipe_;
+  Storage norm_;     // GradNorm, where the weights are
+  Storage fetched_;  // on a GPU, pinned: norm, largest logits and loads of the step
   Storage state_;
   Tensor first_, second_;
   std::vector<Matrix> matrices_;

@@ -1,21 +1,41 @@
 #include "k3/train/run/quantised_experts.h"
 
+#include <algorithm>
+
 #include "k3/ops/optim/fake_quant/fake_quant.h"
 
 namespace k3::train {
 
 Result<QuantisedExperts> QuantisedExperts::create(TrainWeights& weights) {
   QuantisedExperts out(weights);
-  K3_TRY_ASSIGN(out.copies_, Storage::reserve(weights.elements * dtype_bytes(weights.dtype)));
+  out.dtype_ = weights.device.is_cuda() ? DType::bf16 : weights.dtype;
+  const int64_t bytes = weights.elements * dtype_bytes(out.dtype_);
+  if (weights.device.is_cuda()) {
+    K3_TRY_ASSIGN(out.copies_, Storage::allocate_on(weights.device, bytes));
+  } else {
+    K3_TRY_ASSIGN(out.copies_, Storage::reserve(bytes));
+  }
+  std::vector<Run> matrices;
+  for (const TrainTensor& t : weights.tensors) {
+    if (t.expert >= 0) matrices.push_back({t.at, t.dims[0], t.dims[1]});
+  }
+  std::sort(matrices.begin(), matrices.end(), [](const Run& a, const Run& b) { return a.at < b.at; });
+  for (const Run& m : matrices) {
+    Run* const last = out.runs_.empty() ? nullptr : &out.runs_.back();
+    if (last != nullptr && last->cols == m.cols && last->at + last->rows * last->cols == m.at) {
+      last->rows += m.rows;
+    } else {
+      out.runs_.push_back(m);
+    }
+  }
   return out;
 }
 
 void QuantisedExperts::attach(ops::Tape& tape, const Tensor& grads) {
   attached_ = true;
-  tape.parameters(copies_.data(), weights_->dtype, weights_->elements, grads);
-  const auto move = [&](ops::Weight& w) {
-    w.data = copies_.data() + (static_cast<const std::byte*>(w.data) - weights_->arena.data());
-  };
+  tape.parameters(copies_.data(), dtype_, weights_->elements, grads);
+  const std::byte* const base = weights_->device.is_cuda() ? weights_->compute.data() : weights_->arena.data();
+  const auto move = [&](ops::Weight& w) { w.data = copies_.data() + (static_cast<const std::byte*>(w.data) - base); };
   for (LayerWeights& layer : weights_->set.layers) {
     for (ops::ExpertWeights& expert : layer.moe.experts) {
       move(expert.w1);
@@ -27,13 +47,12 @@ void QuantisedExperts::attach(ops::Tape& tape, const Tensor& grads) {
 
 void QuantisedExperts::refresh(const ops::Ctx& ctx) {
   if (!attached_) return;
-  const Tensor copies(copies_.data(), weights_->dtype, {weights_->elements});
-  for (const TrainTensor& t : weights_->tensors) {
-    if (t.expert < 0) continue;
-    const Tensor from = weights_->tensor(t).reshape({t.dims[0], t.dims[1]});
-    const Tensor to = copies.slice(t.at, t.at + t.count).reshape({t.dims[0], t.dims[1]});
+  const Tensor copies(copies_.data(), dtype_, {weights_->elements});
+  for (const Run& run : runs_) {
+    const Tensor from = weights_->all().slice(run.at, run.at + run.rows * run.cols).reshape({run.rows, run.cols});
+    const Tensor to = copies.slice(run.at, run.at + run.rows * run.cols).reshape({run.rows, run.cols});
     if (weights_->dtype == DType::f64) {
-      ops::mxfp4_fake_quant_ref(from.as<double>(), t.dims[0], t.dims[1], to.as<double>());
+      ops::mxfp4_fake_quant_ref(from.as<double>(), run.rows, run.cols, to.as<double>());
     } else {
       ops::mxfp4_fake_quant(ctx, from, to);
     }

@@ -2,7 +2,7 @@
 //           changes the masters.
 // Shapes:   beside the masters, element for element.
 // Units:    none.
-// Memory:   FP32 for the experts alone (the rest of the address range is never touched).
+// Memory:   FP32 for the experts alone (the rest of the address range is never touched); on a GPU BF16 for all.
 // Threads:  one.
 // Errors:   create: exhausted.
 // Source:   training.md 8: straight through, so gradients of these are gradients of the masters.
@@ -24,8 +24,14 @@ class QuantisedExperts {
 
  private:
   explicit QuantisedExperts(TrainWeights& weights) : weights_(&weights) {}
+  // Matrices of one width that lie one behind the other: one call.
+  struct Run {
+    int64_t at, rows, cols;
+  };
   TrainWeights* weights_;
+  std::vector<Run> runs_;
   Storage copies_;
+  DType dtype_ = DType::f32;  // BF16 on a GPU: what MXFP4 stands for is exact in it
   bool attached_ = false;
 };
 

@@ -10,6 +10,7 @@
 #include "k3/base/units.h"
 #include "k3/model/summary.h"
 #include "k3/train/run/evaluate.h"
+#include "k3/train/run/optimizer.h"
 #include "k3/train/run/quantised_experts.h"
 #include "k3/train/run/run_folder.h"
 #include "k3/train/run/train_flops.h"
@@ -67,6 +68,7 @@ struct Trainer::Impl {
   Impl(const TrainConfig& config_, RunOptions options_, ThreadPool& pool_, TrainWeights weights_)
       : config(config_), options(std::move(options_)), pool(pool_), checkpoints(options.folder + "/checkpoints"), weights(std::move(weights_)) {}
 
+  TrainWeights& trained() { return on_device ? *on_device : weights; }
   Status open();
   Status open_data();
   Status resume();
@@ -76,14 +78,20 @@ struct Trainer::Impl {
   Status evaluate_all();
   Status write_samples();
   Status save();
+  Status to_device();
+  Status to_host();
   Result<RunSummary> run();
+  bool on_gpu() const { return options.device.is_cuda(); }
 
   TrainConfig config;
   RunOptions options;
   std::unique_ptr<RunFolder> folder;
   ThreadPool& pool;
   Checkpoints checkpoints;
-  TrainWeights weights;
+  TrainWeights weights;                       // on the host: what is read and written
+  std::unique_ptr<TrainWeights> on_device;    // on a GPU: what is trained
+  Storage moment_memory;                      // on the host, beside a GPU
+  Tensor first, second;
   Storage gradient_memory;
   Tensor grads;
   std::unique_ptr<Gradient> gradient;
@@ -178,7 +186,7 @@ Status Trainer::Impl::resume() {
     return fail(Code::invalid_argument, "{}: this run was begun with another config ({}/train.json); resume it with that one, or take another folder",
                 options.folder, options.folder);
   }
-  K3_TRY_ASSIGN(state, checkpoints.load(*newest, weights, *optimizer).with_context(advice));
+  K3_TRY_ASSIGN(state, checkpoints.load(*newest, weights, first, second).with_context(advice));
   resumed = state.step;
   return {};
 }
@@ -187,20 +195,31 @@ Status Trainer::Impl::open() {
   K3_TRY(open_data());
   K3_TRY_ASSIGN(RunFolder locked, RunFolder::open(options.folder));
   folder = std::make_unique<RunFolder>(std::move(locked));
-  K3_TRY_ASSIGN(gradient_memory, Storage::allocate(weights.elements * dtype_bytes(weights.dtype)));
+  const int64_t bytes = weights.elements * dtype_bytes(weights.dtype);
+  if (on_gpu()) {
+    K3_TRY(check_trainable_on_gpu(config.model));
+    K3_TRY_ASSIGN(TrainWeights made, make_train_weights(config.model, DType::f32, options.device));
+    on_device = std::make_unique<TrainWeights>(std::move(made));
+    K3_TRY_ASSIGN(moment_memory, Storage::allocate(2 * bytes));
+  }
+  K3_TRY_ASSIGN(gradient_memory, Storage::allocate_on(options.device, bytes));
   grads = Tensor(gradient_memory.data(), weights.dtype, {weights.elements});
-  gradient = std::make_unique<Gradient>(weights, grads, pool);
+  gradient = std::make_unique<Gradient>(trained(), grads, pool);
+  K3_TRY(gradient->open());
   gradient->tape().recompute = config.recompute;
-  K3_TRY_ASSIGN(Optimizer made, Optimizer::create(weights, config.recipe));
+  K3_TRY_ASSIGN(Optimizer made, Optimizer::create(trained(), config.recipe));
   optimizer = std::make_unique<Optimizer>(std::move(made));
   optimizer->watch(gradient->tape());
+  first = on_gpu() ? Tensor(moment_memory.data(), weights.dtype, {weights.elements}) : optimizer->first();
+  second = on_gpu() ? Tensor(moment_memory.data() + bytes, weights.dtype, {weights.elements}) : optimizer->second();
   K3_TRY(resume());
+  K3_TRY(to_device());
   const TrainFlops flops = train_flops(config.model);
   flops_per_token = flops.per_token;
   RunFacts facts;
   facts.title = std::filesystem::path(config.path).stem().string();
   facts.config_json = config.json;
-  facts.device = "cpu";
+  facts.device = device_name(options.device);
   facts.parameters = flops.parameters;
   facts.active_parameters = flops.active_parameters;
   facts.total_steps = config.total_steps();
@@ -213,7 +232,7 @@ Status Trainer::Impl::enter_phase(size_t p) {
   const Phase& now = config.phases[p];
   K3_TRY_ASSIGN(batches, batches_of(p));
   if (now.mxfp4_experts && !quantised) {
-    K3_TRY_ASSIGN(QuantisedExperts made, QuantisedExperts::create(weights));
+    K3_TRY_ASSIGN(QuantisedExperts made, QuantisedExperts::create(trained()));
     quantised = std::make_unique<QuantisedExperts>(std::move(made));
     quantised->attach(gradient->tape(), grads);
     quantised->refresh(gradient->ctx());
@@ -238,16 +257,17 @@ Result<StepRecord> Trainer::Impl::step() {
     loss_tokens += micros[static_cast<size_t>(m)].loss_tokens;
   }
   StepRecord record;
-  double nats = 0;
   for (const PackedBatch& micro : micros) {
     valid.assign(micro.tokens.size(), 1);
     for (size_t i = 0; i < micro.tokens.size(); ++i) valid[i] = micro.tokens[i] != manifest.pad || micro.targets[i] >= 0 ? 1 : 0;
-    nats += gradient->add({micro.tokens, micro.targets, micro.offsets, valid.data()}, 1.0 / static_cast<double>(std::max<int64_t>(1, loss_tokens))).nats;
+    gradient->add({micro.tokens, micro.targets, micro.offsets, valid.data()}, 1.0 / static_cast<double>(std::max<int64_t>(1, loss_tokens)));
     record.tokens += static_cast<int64_t>(micro.tokens.size());
   }
-  record.loss = nats / static_cast<double>(std::max<int64_t>(1, loss_tokens));
+  K3_TRY(gradient->queued());
   record.learning_rate = rate_at(config, state.step);
-  const StepReport report = optimizer->step(gradient->ctx(), grads, record.learning_rate, state.step + 1);
+  K3_TRY_ASSIGN(const StepReport report, optimizer->step(gradient->ctx(), grads, record.learning_rate, state.step + 1));
+  K3_TRY_ASSIGN(const double nats, gradient->take_nats());
+  record.loss = nats / static_cast<double>(std::max<int64_t>(1, loss_tokens));
   if (report.not_finite != nullptr || !std::isfinite(record.loss)) {
     return fail(Code::exhausted,
                 "step {}: {} is not a number{}; nothing was changed by this step. A lower learning rate, a smaller clip or another seed may help; "
@@ -272,7 +292,7 @@ Result<StepRecord> Trainer::Impl::step() {
 Status Trainer::Impl::evaluate_all() {
   double bits = 0, bytes = 0;
   for (const auto& [name, windows] : held_out) {
-    EvaluationRecord record = evaluate(*gradient, windows, 4);
+    EvaluationRecord record = evaluate(*gradient, windows, on_gpu() ? 64 : 4);
     record.step = state.step;
     record.source = name;
     bits += record.bits_per_byte * static_cast<double>(record.bytes);
@@ -298,8 +318,27 @@ Status Trainer::Impl::write_samples() {
   return {};
 }
 
+Status Trainer::Impl::to_device() {
+  if (!on_gpu()) return {};
+  const ops::Ctx& ctx = gradient->ctx();
+  for (const auto& [to, from] : {std::pair(&optimizer->first(), &first), std::pair(&optimizer->second(), &second)}) {
+    K3_TRY(copy_async(to->data, from->data, from->size() * dtype_bytes(from->dtype), ctx.stream));
+  }
+  return copy_train_weights(ctx, weights, *on_device);
+}
+
+Status Trainer::Impl::to_host() {
+  if (!on_gpu()) return {};
+  const ops::Ctx& ctx = gradient->ctx();
+  for (const auto& [from, to] : {std::pair(&optimizer->first(), &first), std::pair(&optimizer->second(), &second)}) {
+    K3_TRY(copy_async(to->data, from->data, from->size() * dtype_bytes(from->dtype), ctx.stream));
+  }
+  return copy_train_weights(ctx, *on_device, weights);
+}
+
 Status Trainer::Impl::save() {
-  K3_TRY(checkpoints.save(state, weights, *optimizer));
+  K3_TRY(to_host());
+  K3_TRY(checkpoints.save(state, weights, first, second));
   K3_TRY(log->write_report());
   if (options.on_checkpoint) options.on_checkpoint(state.step);
   return {};

@@ -1,7 +1,8 @@
 // Purpose:  the training loop: batches, gradients, optimizer, evaluation, samples, checkpoints, log.
 // Shapes:   none.
 // Units:    steps, seconds.
-// Memory:   weights, gradients and two moments in FP32, and the activations of a micro-batch.
+// Memory:   weights, gradients and two moments in FP32, and the activations of a micro-batch. On a GPU all that lies there, with BF16
+//           copies of the weights; the host has weights and moments to write and read checkpoints.
 // Threads:  run() by one thread; the work inside is parallel.
 // Errors:   create: what is wrong with config, data or tokenizer. run: a loss or gradient that is not a number (Code::internal would
 //           blame the program: it is Code::exhausted of the recipe, named with step and parameter); a disk that is full; nothing of a
@@ -21,6 +22,7 @@ namespace k3::train {
 
 struct RunOptions {
   std::string folder;           // checkpoints, log, report
+  Device device;
   double stop_after_seconds = 0;  // 0: never; then a checkpoint is written and the run can be resumed
   const std::atomic<bool>* stop = nullptr;
   std::function<void(const StepRecord&, int64_t total_steps)> on_step;
