@@ -1,6 +1,7 @@
 #include "k3/base/stream/input_stream.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 #include <zstd.h>
 
 #include <filesystem>
@@ -26,7 +27,7 @@ std::string some_text(size_t size) {
 class InputStreamTest : public ::testing::Test {
  protected:
   std::string put(const std::string& bytes) {
-    const std::string path = ::testing::TempDir() + "/input_stream_test";
+    const std::string path = ::testing::TempDir() + "/input_stream_test." + std::to_string(::getpid());
     EXPECT_TRUE(write_file(path, bytes).ok());
     return path;
   }

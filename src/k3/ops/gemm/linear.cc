@@ -227,7 +227,8 @@ void linear_many(const Ctx& ctx, const Tensor& x, std::span<const LinearPart> pa
 }
 
 void linear_many(const Ctx& ctx, const AttnResSite& site, std::span<const LinearPart> parts) noexcept {
-  if (ctx.device.is_cuda()) return cuda::linear_many(ctx, site, parts);
+  // Kernels that compute the site with the products keep nothing for a backward.
+  if (ctx.device.is_cuda() && !ctx.training) return cuda::linear_many(ctx, site, parts);
   if (site.prefix) attn_res_site(ctx, site);
   linear_many(ctx, site.out, parts);
 }

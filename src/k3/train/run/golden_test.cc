@@ -1,6 +1,7 @@
 // Fifty steps of training in FP64 against PyTorch's (tools/oracle/train_golden.py): forward, backward, Per-Head Muon with Newton-Schulz in
 // FP64, AdamW, clip, clip of attention and quantile balancing, all in one number a step.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -49,7 +50,7 @@ Trace train(const Golden& golden, DType dtype, MatrixOptimizer matrices, int64_t
   Config config = parse_config(json, path).value();
   config.vision.reset();
   settle_random(config);
-  const std::string folder = testing::TempDir() + "k3_train_golden";
+  const std::string folder = testing::TempDir() + "k3_train_golden." + std::to_string(::getpid());
   std::filesystem::remove_all(folder);
   std::filesystem::create_directories(folder);
   EXPECT_TRUE(write_random_checkpoint(config, folder, 5, 1, pool, {}).ok());  // `k3 init --seed 5`

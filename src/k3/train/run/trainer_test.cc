@@ -2,6 +2,7 @@
 #include "k3/train/run/trainer.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -48,7 +49,9 @@ class TrainerTest : public testing::Test {
     vocab() = made->vocab;
   }
 
-  static std::string root() { return testing::TempDir() + "k3_trainer_test"; }
+  static void TearDownTestSuite() { fs::remove_all(root()); }
+
+  static std::string root() { return testing::TempDir() + "k3_trainer_test." + std::to_string(::getpid()); }
   static int64_t& vocab() {
     static int64_t value = 0;
     return value;
