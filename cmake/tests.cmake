@@ -101,6 +101,14 @@ if(TARGET k3)
   set_tests_properties(serve_load PROPERTIES LABELS slow TIMEOUT 900 RUN_SERIAL TRUE)
 endif()
 
+if(TARGET k3)
+  # Training: killed, asked to stop, on damaged files and full disks, by hostile configs.
+  foreach(_name train_kill train_fault)
+    add_test(NAME ${_name} COMMAND ${K3_PYTHON} ${CMAKE_SOURCE_DIR}/tests/fault/${_name}_test.py $<TARGET_FILE:k3>)
+    set_tests_properties(${_name} PROPERTIES LABELS fault TIMEOUT 600)
+  endforeach()
+endif()
+
 # Random texts under the masks of the committed schemas, judged by an independent validator.
 add_executable(k3_grammar_walk tests/e2e/grammar_walk.cc)
 target_link_libraries(k3_grammar_walk PRIVATE k3_format k3::dep::fmt)

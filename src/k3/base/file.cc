@@ -20,10 +20,11 @@ constexpr size_t kMaxTransfer = size_t{1} << 30;
 
 Error system_error(const std::string& path, const char* what) {
   const int number = errno;
-  const Code code = number == ENOENT || number == ENOTDIR                      ? Code::not_found
-                    : number == ENOSPC || number == EDQUOT || number == EMFILE ? Code::exhausted
-                    : number == EACCES || number == EPERM || number == EISDIR  ? Code::invalid_argument
-                                                                               : Code::unavailable;
+  const bool full = number == ENOSPC || number == EDQUOT || number == EMFILE || number == EFBIG;
+  const Code code = number == ENOENT || number == ENOTDIR                     ? Code::not_found
+                    : full                                                    ? Code::exhausted
+                    : number == EACCES || number == EPERM || number == EISDIR ? Code::invalid_argument
+                                                                              : Code::unavailable;
   return fail(code, "{}: cannot {}: {}", path, what, std::strerror(number));
 }
 

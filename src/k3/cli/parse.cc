@@ -463,6 +463,7 @@ int finish(Status status) {
 int cli_main(int argc, const char* const* argv) {
   // A reader that goes away (k3 ... | head) ends us quietly, as it ends every filter.
   std::signal(SIGPIPE, SIG_DFL);
+  std::signal(SIGXFSZ, SIG_IGN);  // `ulimit -f`: the write fails and says where
   catch_ends();
   CLI::App app("k3: runs models of the Kimi K3 family.", "k3");
   app.set_version_flag("--version", version_text());

@@ -1,14 +1,17 @@
 // train, export.
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <csignal>
+#include <iterator>
 
 #include "k3/base/json_writer.h"
 #include "k3/base/progress.h"
 #include "k3/base/threads.h"
 #include "k3/base/units.h"
+#include "k3/base/utf8.h"
 #include "k3/cli/common.h"
 #include "k3/cli/train/train_options.h"
 #include "k3/train/run/trainer.h"
@@ -16,15 +19,29 @@
 namespace k3::cli {
 namespace {
 
+constexpr int kEnds[] = {SIGINT, SIGTERM, SIGHUP};
 std::atomic<bool> g_stop{false};
-void on_stop(int) { g_stop = true; }
+bool g_say = false;
+struct sigaction g_former[std::size(kEnds)];
 
 // Ctrl-C and the system's polite end: the step is finished and a checkpoint written; a second one ends at once.
-void catch_stop() {
+void on_stop(int) {
+  g_stop = true;
+  for (size_t i = 0; i < std::size(kEnds); ++i) sigaction(kEnds[i], &g_former[i], nullptr);
+  constexpr std::string_view kText = "\nk3: stopping after this step, with a checkpoint; once more ends at once\n";
+  if (g_say && ::write(STDERR_FILENO, kText.data(), kText.size()) < 0) g_say = false;
+}
+
+void catch_stop(bool say) {
+  g_say = say;
   struct sigaction action = {};
   action.sa_handler = on_stop;
-  action.sa_flags = SA_RESETHAND;
-  for (const int number : {SIGINT, SIGTERM, SIGHUP}) sigaction(number, &action, nullptr);
+  action.sa_flags = SA_RESTART;
+  for (size_t i = 0; i < std::size(kEnds); ++i) {
+    sigaction(kEnds[i], nullptr, &g_former[i]);
+    // nohup, background jobs of a script: what they ignore stays ignored.
+    if (g_former[i].sa_handler != SIG_IGN) sigaction(kEnds[i], &action, nullptr);
+  }
 }
 
 std::string duration(double seconds) {
@@ -32,6 +49,19 @@ std::string duration(double seconds) {
   if (s < 60) return fmt::format("{} s", s);
   if (s < 3600) return fmt::format("{}:{:02} min", s / 60, s % 60);
   return fmt::format("{}:{:02} h", s / 3600, s / 60 % 60);
+}
+
+// What an untrained model writes, on one line and without a terminal's commands.
+std::string on_one_line(const std::string& text) {
+  std::string out;
+  for (const char c : utf8_repair(text)) {
+    if (c == '\n') {
+      out += "\\n";
+    } else {
+      out += static_cast<unsigned char>(c) < 0x20 || c == 0x7F ? '?' : c;
+    }
+  }
+  return out;
 }
 
 // A line every few seconds, a bar between them on a terminal.
@@ -58,7 +88,7 @@ class Screen {
     if (!options_.quiet) line(fmt::format("{:>8} {}: {:.4f} bits per byte, {:.4f} nats a token", r.step, r.source, r.bits_per_byte, r.nats_per_token));
   }
   void sample(const train::SampleRecord& r) {
-    if (!options_.quiet) line(fmt::format("{:>8} {} -> {}", r.step, r.prompt, r.text));
+    if (!options_.quiet) line(fmt::format("{:>8} {} -> {}", r.step, on_one_line(r.prompt), r.text.empty() ? "(nothing)" : on_one_line(r.text)));
   }
   void finish() { bar_.reset(); }
 
@@ -111,7 +141,7 @@ Status train_command(const TrainOptions& options) {
                  static_cast<long long>(config.total_steps()), device_name(run.device).c_str(), pool.size(),
                  trainer->resumed_step() > 0 ? fmt::format("; resumed after step {}", trainer->resumed_step()).c_str() : "");
   }
-  catch_stop();
+  catch_stop(!options.quiet && ::isatty(STDERR_FILENO) == 1);
   K3_TRY_ASSIGN(const train::RunSummary summary, trainer->run());
   screen.finish();
   print_summary(options, summary);

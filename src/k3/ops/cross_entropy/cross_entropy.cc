@@ -1,5 +1,6 @@
 #include "k3/ops/cross_entropy/cross_entropy.h"
 
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -20,15 +21,42 @@ void exp_row(Isa, double* row, int64_t n) {
   for (int64_t i = 0; i < n; ++i) row[i] = std::exp(row[i]);
 }
 
+// Sixteen chains, so that the compiler keeps them in vectors and no pass waits for one addition after another.
+constexpr int64_t kLanes = 16;
+
+template <class T>
+T largest(const T* row, int64_t n) {
+  T best[kLanes];
+  std::fill_n(best, kLanes, row[0]);
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    for (int64_t j = 0; j < kLanes; ++j) best[j] = best[j] < row[i + j] ? row[i + j] : best[j];
+  }
+  for (; i < n; ++i) best[0] = best[0] < row[i] ? row[i] : best[0];
+  return *std::max_element(best, best + kLanes);
+}
+
+template <class T>
+double sum_of(const T* row, int64_t n) {
+  double sums[kLanes] = {};
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    for (int64_t j = 0; j < kLanes; ++j) sums[j] += static_cast<double>(row[i + j]);
+  }
+  for (; i < n; ++i) sums[0] += static_cast<double>(row[i]);
+  double sum = 0;
+  for (const double s : sums) sum += s;
+  return sum;
+}
+
 // Logits of one token become their gradient; its loss.
 template <class T>
 double token_loss(Isa isa, T* row, int64_t vocab, int32_t target, double scale) {
-  const T top = *std::max_element(row, row + vocab);
+  const T top = largest(row, vocab);
   const double wanted = static_cast<double>(row[target] - top);
   for (int64_t i = 0; i < vocab; ++i) row[i] -= top;
   exp_row(isa, row, vocab);
-  double sum = 0;
-  for (int64_t i = 0; i < vocab; ++i) sum += static_cast<double>(row[i]);
+  const double sum = sum_of(row, vocab);
   const T factor = static_cast<T>(scale / sum);
   for (int64_t i = 0; i < vocab; ++i) row[i] *= factor;
   row[target] -= static_cast<T>(scale);

@@ -117,22 +117,28 @@ Result<RunState> Checkpoints::load(int64_t step, TrainWeights& weights, const Te
   return state;
 }
 
+Status Checkpoints::write(const std::string& unfinished, const RunState& state, const TrainWeights& weights, const Tensor& first, const Tensor& second) const {
+  const Tensor arrays[] = {weights.all(), first, second};
+  std::vector<std::vector<TensorSpec>> shards;
+  for (int i = 0; i < 3; ++i) shards.push_back({{kArrays[i], weights.dtype, {weights.elements}}});
+  K3_TRY_ASSIGN(CheckpointWriter writer, CheckpointWriter::create(unfinished, std::move(shards)));
+  for (int i = 0; i < 3; ++i) K3_TRY(writer.append(kArrays[i], bytes_of(arrays[i])));
+  K3_TRY(writer.finish());
+  K3_TRY(write_file(unfinished + "/state.json", state_json(state)));
+  return sync_folder(unfinished);
+}
+
 Status Checkpoints::save(const RunState& state, const TrainWeights& weights, const Tensor& first, const Tensor& second) const {
   const std::string unfinished = folder_ + "/.unfinished", target = path(state.step);
   std::error_code error;
   std::filesystem::remove_all(unfinished, error);
-  std::filesystem::create_directories(unfinished, error);
-  if (error) return fail(Code::unavailable, "{}: {}", unfinished, error.message());
-  const Tensor arrays[] = {weights.all(), first, second};
-  std::vector<std::vector<TensorSpec>> shards;
-  for (int i = 0; i < 3; ++i) shards.push_back({{kArrays[i], weights.dtype, {weights.elements}}});
-  {
-    K3_TRY_ASSIGN(CheckpointWriter writer, CheckpointWriter::create(unfinished, std::move(shards)));
-    for (int i = 0; i < 3; ++i) K3_TRY(writer.append(kArrays[i], bytes_of(arrays[i])));
-    K3_TRY(writer.finish());
+  K3_TRY(make_directories(unfinished));
+  if (Status written = write(unfinished, state, weights, first, second); !written.ok()) {
+    // A disk that is full gets its room back: the older checkpoints are what the run goes on from.
+    std::filesystem::remove_all(unfinished, error);
+    return std::move(written).with_context("the checkpoint of step " + std::to_string(state.step) +
+                                           " was not written; once there is room, the same command goes on from the one before");
   }
-  K3_TRY(write_file(unfinished + "/state.json", state_json(state)));
-  K3_TRY(sync_folder(unfinished));
   std::filesystem::remove_all(target, error);
   std::filesystem::rename(unfinished, target, error);
   if (error) return fail(Code::unavailable, "{}: {}", target, error.message());

@@ -38,9 +38,10 @@ class Checkpoints {
   // Weights alone.
   Status load_weights(int64_t step, TrainWeights& weights) const;
   Result<RunState> read_state(int64_t step) const;
+  std::string path(int64_t step) const;
 
  private:
-  std::string path(int64_t step) const;
+  Status write(const std::string& unfinished, const RunState& state, const TrainWeights& weights, const Tensor& first, const Tensor& second) const;
   Result<std::vector<int64_t>> all() const;
   std::string folder_;
 };

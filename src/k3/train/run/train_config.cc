@@ -26,8 +26,8 @@ class Fields {
   Status read(std::string_view key, double low, double high, double* out) {
     const JsonNode* const field = get(key);
     if (field == nullptr) return {};
-    const bool number = field->is_number();
-    if (number) std::from_chars(field->raw.data(), field->raw.data() + field->raw.size(), *out);
+    // A number that no double holds (1e999) is none.
+    const bool number = field->is_number() && std::from_chars(field->raw.data(), field->raw.data() + field->raw.size(), *out).ec == std::errc();
     if (!number || !(*out >= low && *out <= high)) return fail(Code::invalid_argument, "{} is {}; a number from {} to {} is wanted", where(key), field->raw, low, high);
     return {};
   }

@@ -6,10 +6,13 @@
 
 #include "k3/base/file.h"
 #include "k3/base/hash/sha256.h"
+#include "k3/base/memory.h"
+#include "k3/base/units.h"
 #include "k3/model/summary.h"
 #include "k3/train/run/evaluate.h"
 #include "k3/train/run/optimizer.h"
 #include "k3/train/run/quantised_experts.h"
+#include "k3/train/run/run_folder.h"
 #include "k3/train/run/train_flops.h"
 #include "k3/train/schedule.h"
 
@@ -36,6 +39,29 @@ double rate_at(const TrainConfig& config, int64_t step) {
 
 bool due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
 
+// What no run can do without: weights, gradients and two moments, and of every token in a micro-batch three activations a layer (one with
+// recompute). A good deal less than what is used, so that nothing is refused that would fit; more than that is the kernel's to end.
+Status check_memory(const TrainConfig& config) {
+  double tokens = 0;
+  for (const Phase& phase : config.phases) {
+    if (phase.steps > 0) tokens = std::max(tokens, static_cast<double>(phase.tokens_per_step) / static_cast<double>(phase.micro_batches));
+  }
+  const double a_token = static_cast<double>(config.model.hidden_size) * static_cast<double>(config.model.num_hidden_layers) * (config.recompute ? 4 : 12);
+  const double bytes = 16.0 * static_cast<double>(train_flops(config.model).parameters) + tokens * a_token;
+  const int64_t available = available_memory_bytes();
+  if (bytes <= static_cast<double>(available)) return {};
+  return fail(Code::exhausted, "{}: at least {} of memory are wanted, {} are available: a smaller model, or more micro_batches, or recompute", config.path,
+              format_bytes(static_cast<int64_t>(std::min(bytes, 9e18))), format_bytes(available));
+}
+
+// The ids of the shards mean what this tokenizer says.
+Status check_tokenizer(const TrainConfig& config, const DataManifest& manifest) {
+  const std::string path = config.tokenizer + "/tiktoken.model";
+  K3_TRY_ASSIGN(const std::string ranks, read_file(path));
+  if (manifest.tokenizer_sha256.empty() || sha256_hex(ranks) == manifest.tokenizer_sha256) return {};
+  return fail(Code::invalid_argument, "{}: {} was prepared with another tokenizer; give that one, or run `k3 prepare` with this one", path, config.data);
+}
+
 }  // namespace
 
 struct Trainer::Impl {
@@ -59,6 +85,7 @@ struct Trainer::Impl {
 
   TrainConfig config;
   RunOptions options;
+  std::unique_ptr<RunFolder> folder;
   ThreadPool& pool;
   Checkpoints checkpoints;
   TrainWeights weights;                       // on the host: what is read and written
@@ -90,6 +117,7 @@ Status Trainer::Impl::open_data() {
     return fail(Code::invalid_argument, "{}: ids up to {}, but the model's vocabulary has {}; set vocab_size", config.data, manifest.vocab - 1,
                 config.model.vocab_size);
   }
+  K3_TRY(check_tokenizer(config, manifest));
   K3_TRY_ASSIGN(Sampler made, Sampler::create(config.tokenizer));
   sampler = std::make_unique<Sampler>(std::move(made));
   const auto open = [&](const SourceInfo& info) -> Result<const TokenShards*> {
@@ -152,21 +180,21 @@ Status Trainer::Impl::resume() {
     K3_TRY(write_file(options.folder + "/config_path", std::filesystem::absolute(config.path).string()));
     return write_file(options.folder + "/train.json", config.json);
   }
-  const std::string hash = state.config_hash;
-  K3_TRY_ASSIGN(state, checkpoints.load(*newest, weights, first, second));
-  if (state.config_hash != hash) {
+  const std::string advice = "cannot be resumed; to go on from an older checkpoint, or from the start, remove " + checkpoints.path(*newest);
+  K3_TRY_ASSIGN(const RunState found, checkpoints.read_state(*newest).with_context(advice));
+  if (found.config_hash != state.config_hash) {
     return fail(Code::invalid_argument, "{}: this run was begun with another config ({}/train.json); resume it with that one, or take another folder",
                 options.folder, options.folder);
   }
+  K3_TRY_ASSIGN(state, checkpoints.load(*newest, weights, first, second).with_context(advice));
   resumed = state.step;
   return {};
 }
 
 Status Trainer::Impl::open() {
   K3_TRY(open_data());
-  std::error_code error;
-  std::filesystem::create_directories(options.folder, error);
-  if (error) return fail(Code::unavailable, "{}: {}", options.folder, error.message());
+  K3_TRY_ASSIGN(RunFolder locked, RunFolder::open(options.folder));
+  folder = std::make_unique<RunFolder>(std::move(locked));
   const int64_t bytes = weights.elements * dtype_bytes(weights.dtype);
   if (on_gpu()) {
     K3_TRY(check_trainable_on_gpu(config.model));
@@ -272,7 +300,7 @@ Status Trainer::Impl::evaluate_all() {
     K3_TRY(log->add(record));
     if (options.on_evaluation) options.on_evaluation(record);
   }
-  if (bytes > 0 && (state.best_step < 0 || bits / bytes < state.best_bits_per_byte)) {
+  if (bytes > 0 && std::isfinite(bits) && (state.best_step < 0 || bits / bytes < state.best_bits_per_byte)) {
     state.best_bits_per_byte = bits / bytes;
     state.best_step = state.step;
   }
@@ -322,7 +350,8 @@ Result<RunSummary> Trainer::Impl::run() {
   RunSummary summary;
   int64_t saved = state.step == resumed && resumed > 0 ? resumed : -1;
   while (state.step < total) {
-    const bool out_of_time = options.stop_after_seconds > 0 && seconds_since(start) >= options.stop_after_seconds;
+    // At least one step: a run in slots that are too short still gets to its end.
+    const bool out_of_time = options.stop_after_seconds > 0 && state.step > resumed && seconds_since(start) >= options.stop_after_seconds;
     if (out_of_time || (options.stop != nullptr && options.stop->load())) break;
     K3_TRY_ASSIGN(const StepRecord record, step());
     summary.last_loss = record.loss;
@@ -348,6 +377,8 @@ Trainer::Trainer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Trainer::~Trainer() = default;
 
 Result<std::unique_ptr<Trainer>> Trainer::create(const TrainConfig& config, const RunOptions& options, ThreadPool& pool) {
+  if (config.total_steps() == 0) return fail(Code::invalid_argument, "{}: no phase has steps, there is nothing to do", config.path);
+  K3_TRY(check_memory(config));
   K3_TRY_ASSIGN(TrainWeights weights, make_train_weights(config.model, DType::f32));
   auto impl = std::make_unique<Impl>(config, options, pool, std::move(weights));
   K3_TRY(impl->open());

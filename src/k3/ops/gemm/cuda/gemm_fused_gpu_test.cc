@@ -128,7 +128,7 @@ TEST(GemmFusedGpu, SitesOfAllShapes) {
   K3_NEEDS_GPU();
   check_site(2304, 1024, true);
   check_site(2304, 7000, true);
-  check_site(4096, 3000, false);
+  check_site(4096, 1500, false);
 }
 
 TEST(GemmFusedGpu, SanitizePairs) {
