@@ -227,7 +227,7 @@ void linear_many(const Ctx& ctx, const Tensor& x, std::span<const LinearPart> pa
 }
 
 void linear_many(const Ctx& ctx, const AttnResSite& site, std::span<const LinearPart> parts) noexcept {
-  if (ctx.device.is_cuda()) return cuda::linear_many(ctx, site, parts);
+  if (ctx.device.is_cuda() && !ctx.training) return cuda::linear_many(ctx, site, parts);
   if (site.prefix) attn_res_site(ctx, site);
   linear_many(ctx, site.out, parts);
 }
