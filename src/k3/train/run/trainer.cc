@@ -41,14 +41,18 @@ bool due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
 
 // What no run can do without: weights, gradients and two moments, and of every token in a micro-batch three activations a layer (one with
 // recompute). A good deal less than what is used, so that nothing is refused that would fit; more than that is the kernel's to end.
-Status check_memory(const TrainConfig& config) {
+Status check_memory(const TrainConfig& config, Device device) {
   double tokens = 0;
   for (const Phase& phase : config.phases) {
     if (phase.steps > 0) tokens = std::max(tokens, static_cast<double>(phase.tokens_per_step) / static_cast<double>(phase.micro_batches));
   }
   const double a_token = static_cast<double>(config.model.hidden_size) * static_cast<double>(config.model.num_hidden_layers) * (config.recompute ? 4 : 12);
   const double bytes = 16.0 * static_cast<double>(train_flops(config.model).parameters) + tokens * a_token;
-  const int64_t available = available_memory_bytes();
+  int64_t available = available_memory_bytes();
+  if (device.is_cuda()) {
+    K3_TRY_ASSIGN(const DeviceMemory memory, device_memory(device));
+    available = memory.free_bytes;
+  }
   if (bytes <= static_cast<double>(available)) return {};
   return fail(Code::exhausted, "{}: at least {} of memory are wanted, {} are available: a smaller model, or more micro_batches, or recompute", config.path,
               format_bytes(static_cast<int64_t>(std::min(bytes, 9e18))), format_bytes(available));
@@ -378,7 +382,7 @@ Trainer::~Trainer() = default;
 
 Result<std::unique_ptr<Trainer>> Trainer::create(const TrainConfig& config, const RunOptions& options, ThreadPool& pool) {
   if (config.total_steps() == 0) return fail(Code::invalid_argument, "{}: no phase has steps, there is nothing to do", config.path);
-  K3_TRY(check_memory(config));
+  K3_TRY(check_memory(config, options.device));
   K3_TRY_ASSIGN(TrainWeights weights, make_train_weights(config.model, DType::f32));
   auto impl = std::make_unique<Impl>(config, options, pool, std::move(weights));
   K3_TRY(impl->open());
