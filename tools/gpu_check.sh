@@ -122,7 +122,7 @@ run_script() {
   fi
 }
 
-[ -n "$tools_only" ] || run_tests tests "$tests" 1 env
+[ -n "$tools_only" ] || run_tests tests "$tests" 4 env
 if [ -z "$tools_only" ] && [ "$tests" = "*" ] && [ -x "$bin/k3" ] && command -v python3 > /dev/null; then
   run_script commands
   run_script serve
@@ -132,7 +132,7 @@ if [ -n "$sanitize" ]; then
   processes=$(nproc)  # of tests that mostly keep a processor busy
   [ "$processes" -le 16 ] || processes=16
   if [ -x "$sanitizer" ]; then
-    for tool in $sanitize; do run_tests "$tool" '*Sanitize*' "$processes" "$sanitizer" --tool "$tool" --error-exitcode 9 --print-limit 20; done
+    for tool in $sanitize; do run_tests "$tool" '*Sanitize*' "$processes" "$sanitizer" --tool "$tool" --kernel-name kernel_substring=k3 --error-exitcode 9 --print-limit 20; done
   else
     echo "gpu_check.sh: no compute-sanitizer (it comes with the CUDA toolkit)" >&2
     [ -n "$tools_only" ] && exit 77

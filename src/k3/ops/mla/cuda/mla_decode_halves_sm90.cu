@@ -115,7 +115,7 @@ __device__ void score_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared, ch
       own.limits[thread] = rank * kMine + thread < s.rows ? window + (row0 + thread) / heads : 0;
     }
     l.clear();
-    named_barrier(3, 256);
+    named_barrier(6, 256);
     mbar_wait(bars.query_full(), query_parity);
     query_parity ^= 1;
     const auto process = [&](int tile) {
@@ -209,7 +209,7 @@ __device__ void score_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared, ch
     named_barrier(3, 256);
     if (group != last && (*flag(last) & kRescale) != 0) l.scale(meta(last), own);
     l.store(own);
-    named_barrier(3, 256);
+    named_barrier(6, 256);
     if (group != last) continue;
     mbar_wait(bars.p_empty(group), parity ^ 1);  // the values of both blocks are past the segment before
     const int worker = worker_of_block<2>();
