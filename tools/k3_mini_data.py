@@ -1,0 +1,60 @@
+#!/usr/bin/env python3
+"""Makes the training data of models/k3-mini: splits the corpus's conversations by kind, so that a config can weigh them, and runs `k3 prepare`.
+
+usage: k3_mini_data.py CORPUS OUT [--k3 build/release/k3] [--tokenizer models/k3-mini]
+
+CORPUS has the files that models/k3-mini/README.md lists; OUT gets chat-*.jsonl and the prepared folder OUT/data. Sources of conversations
+(field `source` of a line) nobody knows are an error, so that nothing is left out unseen."""
+import argparse
+import glob
+import json
+import os
+import subprocess
+import sys
+
+KINDS = {
+    'chat-talk': ['own small talk en', 'own small talk zh'],
+    'chat-facts': ['wikipedia en', 'wikipedia zh', 'open english wordnet', 'openstax glossaries'],
+    'chat-tasks': ['gsm8k', 'python functions', 'open storybooks en', 'open storybooks zh', 'chinese-poetry'],
+    'chat-dialogues': ['schema-guided dialogues'],
+}
+
+
+def unpacked(path):
+    return subprocess.run(['zstd', '-dc', '--long=27', path], check=True, stdout=subprocess.PIPE).stdout.decode('utf-8')
+
+
+def split(path, out):
+    kind_of = {source: kind for kind, sources in KINDS.items() for source in sources}
+    lines = {kind: [] for kind in KINDS}
+    for number, line in enumerate(unpacked(path).split('\n'), 1):
+        if not line.strip():
+            continue
+        source = json.loads(line).get('source')
+        if source not in kind_of:
+            sys.exit(f'{path}:{number}: source {source!r} belongs to no kind: add it to KINDS in {__file__}')
+        lines[kind_of[source]].append(line)
+    files = []
+    for kind, some in lines.items():
+        files.append(os.path.join(out, kind + '.jsonl'))
+        with open(files[-1], 'w', encoding='utf-8') as f:
+            f.write('\n'.join(some) + '\n')
+    return files
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+    parser.add_argument('corpus')
+    parser.add_argument('out')
+    parser.add_argument('--k3', default='build/release/k3')
+    parser.add_argument('--tokenizer', default='models/k3-mini')
+    options = parser.parse_args()
+    os.makedirs(options.out, exist_ok=True)
+    chats = split(os.path.join(options.corpus, 'chat-train.jsonl.zst'), options.out)
+    texts = sorted(path for path in glob.glob(os.path.join(options.corpus, '*.txt.zst')) if not os.path.basename(path).startswith('val'))
+    subprocess.run([options.k3, 'prepare', '--force', '--tokenizer', options.tokenizer, '--out', os.path.join(options.out, 'data'),
+                    '--valid', os.path.join(options.corpus, 'val.txt.zst'), *texts, *chats], check=True)
+
+
+if __name__ == '__main__':
+    main()
