@@ -14,6 +14,7 @@
 #include "k3/train/run/evaluate.h"
 #include "k3/train/run/optimizer.h"
 #include "k3/train/run/quantised_experts.h"
+#include "k3/train/run/run_data.h"
 #include "k3/train/run/run_folder.h"
 #include "k3/train/run/train_flops.h"
 #include "k3/train/schedule.h"
@@ -60,14 +61,6 @@ Status check_memory(const TrainConfig& config, Device device) {
               format_bytes(static_cast<int64_t>(std::min(bytes, 9e18))), format_bytes(available));
 }
 
-// The ids of the shards mean what this tokenizer says.
-Status check_tokenizer(const TrainConfig& config, const DataManifest& manifest) {
-  const std::string path = config.tokenizer + "/tiktoken.model";
-  K3_TRY_ASSIGN(const std::string ranks, read_file(path));
-  if (manifest.tokenizer_sha256.empty() || sha256_hex(ranks) == manifest.tokenizer_sha256) return {};
-  return fail(Code::invalid_argument, "{}: {} was prepared with another tokenizer; give that one, or run `k3 prepare` with this one", path, config.data);
-}
-
 }  // namespace
 
 struct Trainer::Impl {
@@ -76,9 +69,7 @@ struct Trainer::Impl {
 
   TrainWeights& trained() { return on_device ? *on_device : weights; }
   Status open();
-  Status open_data();
   Status resume();
-  Result<PackedBatches> batches_of(size_t phase);
   Status enter_phase(size_t phase);
   bool pauses_after(int64_t step) const;
   Status queue_step();
@@ -107,9 +98,7 @@ struct Trainer::Impl {
   std::unique_ptr<Gradient> gradient;
   std::unique_ptr<Optimizer> optimizer;
   std::unique_ptr<QuantisedExperts> quantised;
-  DataManifest manifest;
-  std::vector<std::unique_ptr<TokenShards>> shards;
-  std::vector<std::pair<std::string, EvalWindows>> held_out;
+  std::optional<RunData> data;
   std::unique_ptr<Sampler> sampler;
   std::unique_ptr<RunLog> log;
   std::unique_ptr<BatchFeed> feed;
@@ -127,67 +116,6 @@ struct Trainer::Impl {
   double flops_per_token = 0;
   int64_t saved = -1;  // step of the last checkpoint
 };
-
-Status Trainer::Impl::open_data() {
-  K3_TRY_ASSIGN(manifest, load_manifest(config.data));
-  if (manifest.vocab > config.model.vocab_size) {
-    return fail(Code::invalid_argument, "{}: ids up to {}, but the model's vocabulary has {}; set vocab_size", config.data, manifest.vocab - 1,
-                config.model.vocab_size);
-  }
-  K3_TRY(check_tokenizer(config, manifest));
-  K3_TRY_ASSIGN(Sampler made, Sampler::create(config.tokenizer));
-  sampler = std::make_unique<Sampler>(std::move(made));
-  const auto open = [&](const SourceInfo& info) -> Result<const TokenShards*> {
-    K3_TRY_ASSIGN(TokenShards source, TokenShards::open(config.data, manifest, info));
-    shards.push_back(std::make_unique<TokenShards>(std::move(source)));
-    return shards.back().get();
-  };
-  for (const SourceInfo& info : manifest.sources) {
-    if (info.split != Split::valid) continue;
-    const auto& wanted = config.evaluate_sources;
-    if (!wanted.empty() && std::find(wanted.begin(), wanted.end(), info.name) == wanted.end()) continue;
-    K3_TRY_ASSIGN(const TokenShards* const source, open(info));
-    K3_TRY_ASSIGN(EvalWindows windows, EvalWindows::create(*source, manifest.pad, 1024, config.evaluate_tokens));
-    held_out.emplace_back(info.name, std::move(windows));
-  }
-  for (const std::string& name : config.evaluate_sources) {
-    if (manifest.find(name, Split::valid) != nullptr) continue;
-    return fail(Code::not_found, "evaluate_sources: {} has no held-out source '{}'; there are: {}", config.data, name, manifest.names(Split::valid));
-  }
-  // Every phase is tried now, not when its turn comes.
-  for (size_t p = 0; p < config.phases.size(); ++p) {
-    if (config.phases[p].steps > 0) K3_TRY(batches_of(p));
-  }
-  return {};
-}
-
-Result<PackedBatches> Trainer::Impl::batches_of(size_t p) {
-  const Phase& wanted = config.phases[p];
-  PackOptions pack;
-  for (const SourceShare& source : wanted.sources) {
-    const SourceInfo* const info = manifest.find(source.name, Split::train);
-    if (info == nullptr) {
-      return fail(Code::not_found, "phases[{}]: {} has no source '{}'; there are: {}", p, config.data, source.name, manifest.names(Split::train));
-    }
-    const TokenShards* known = nullptr;
-    for (const auto& opened : shards) {
-      if (opened->info().name == info->name && opened->info().split == Split::train) known = opened.get();
-    }
-    if (known == nullptr) {
-      K3_TRY_ASSIGN(TokenShards opened, TokenShards::open(config.data, manifest, *info));
-      shards.push_back(std::make_unique<TokenShards>(std::move(opened)));
-      known = shards.back().get();
-    }
-    pack.mixture.push_back({known, source.weight, source.share, source.learn_all});
-  }
-  pack.seq_tokens = wanted.sequence_tokens;
-  pack.tokens_per_step = wanted.tokens_per_step;
-  pack.micro_batches = wanted.micro_batches;
-  pack.seed = config.seed;
-  pack.phase = p;
-  pack.pad = manifest.pad;
-  return PackedBatches::create(std::move(pack)).with_context("phases[" + std::to_string(p) + "]");
-}
 
 Status Trainer::Impl::resume() {
   state.config_hash = sha256_hex(config.json);
@@ -209,7 +137,9 @@ Status Trainer::Impl::resume() {
 }
 
 Status Trainer::Impl::open() {
-  K3_TRY(open_data());
+  K3_TRY_ASSIGN(data, RunData::open(config));
+  K3_TRY_ASSIGN(Sampler opened_sampler, Sampler::create(config.tokenizer));
+  sampler = std::make_unique<Sampler>(std::move(opened_sampler));
   K3_TRY_ASSIGN(RunFolder locked, RunFolder::open(options.folder));
   folder = std::make_unique<RunFolder>(std::move(locked));
   const int64_t bytes = weights.elements * dtype_bytes(weights.dtype);
@@ -328,7 +258,7 @@ Result<StepRecord> Trainer::Impl::finish_step() {
 
 Status Trainer::Impl::evaluate_all() {
   double bits = 0, bytes = 0;
-  for (const auto& [name, windows] : held_out) {
+  for (const auto& [name, windows] : data->held_out()) {
     EvaluationRecord record = evaluate(*gradient, windows, on_gpu() ? 64 : 4);
     record.step = state.step;
     record.source = name;
@@ -398,7 +328,7 @@ Result<RunSummary> Trainer::Impl::run() {
   RunSummary summary;
   saved = state.step == resumed && resumed > 0 ? resumed : -1;
   if (state.step < config.total_steps()) {
-    feed = std::make_unique<BatchFeed>(config, options.device, manifest.pad, [this](size_t p) { return batches_of(p); }, state.step);
+    feed = std::make_unique<BatchFeed>(config, options.device, data->manifest().pad, [this](size_t p) { return data->batches_of(p); }, state.step);
   }
   while (true) {
     // At least one step: a run in slots that are too short still gets to its end.
