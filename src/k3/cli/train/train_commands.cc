@@ -15,6 +15,7 @@
 #include "k3/cli/common.h"
 #include "k3/cli/train/train_options.h"
 #include "k3/train/run/trainer.h"
+#include "k3/train/run/write_batches.h"
 
 namespace k3::cli {
 namespace {
@@ -125,6 +126,7 @@ void print_summary(const TrainOptions& options, const train::RunSummary& summary
 
 Status train_command(const TrainOptions& options) {
   K3_TRY_ASSIGN(const train::TrainConfig config, train::load_train_config(options.config, options.set));
+  if (options.batches) return train::write_batches(config, options.out);
   ThreadPool pool(options.threads > 0 ? options.threads : available_threads());
   Screen screen(options);
   train::RunOptions run;
@@ -174,6 +176,7 @@ void add_train_commands(CLI::App& app, TrainOptions& train, ExportOptions& expor
       ->check(CLI::PositiveNumber);
   teach->add_option("--device", train.device, "Where to compute: cpu (default), cuda, or cuda:1 for the second GPU");
   teach->add_option("-t,--threads", train.threads, "Threads (default: all that the process may use)")->check(CLI::PositiveNumber);
+  teach->add_flag("--batches", train.batches, "Do not train: write the tokens, targets and borders of every step to OUT, a .npy file");
   teach->add_flag("--json", train.json, "A JSON object at the end");
   teach->add_flag("-q,--quiet", train.quiet, "No lines while it runs");
   teach->callback([&status, &train] { status = train_command(train); });

@@ -18,7 +18,7 @@ struct TrainOptions {
   std::vector<std::string> set;
   double stop_after = 0;
   int threads = 0;
-  bool json = false, quiet = false;
+  bool json = false, quiet = false, batches = false;
 };
 
 struct ExportOptions {

@@ -10,21 +10,7 @@ int64_t padded(int64_t bytes) { return (bytes + 255) / 256 * 256; }
 
 }  // namespace
 
-Status DeviceBatch::grow(int64_t bytes) {
-  if (memory_.size_bytes() >= bytes) return {};
-  K3_TRY(set_current_device(device_));
-  for (Turn& turn : turns_) {
-    if (turn.copied) K3_TRY(wait_for(turn.copied));
-    K3_TRY_ASSIGN(turn.pinned, Storage::pinned(bytes));
-    K3_TRY_ASSIGN(turn.copied, make_event());
-  }
-  // What is queued may still read the old area.
-  K3_TRY(synchronize(nullptr));
-  K3_TRY_ASSIGN(memory_, Storage::allocate_on(device_, bytes));
-  return {};
-}
-
-int64_t DeviceBatch::sort_by_id(std::span<const int32_t> tokens, int64_t vocab, int32_t* order, int32_t* starts, int32_t* ids) {
+int64_t PinnedBatch::sort_by_id(std::span<const int32_t> tokens, int64_t vocab, int32_t* order, int32_t* starts, int32_t* ids) {
   counts_.assign(static_cast<size_t>(vocab), 0);
   for (const int32_t id : tokens) ++counts_[static_cast<size_t>(id)];
   int64_t distinct = 0;
@@ -42,43 +28,70 @@ int64_t DeviceBatch::sort_by_id(std::span<const int32_t> tokens, int64_t vocab, 
   return distinct;
 }
 
-Status DeviceBatch::stage(std::span<const int32_t> tokens, std::span<const int32_t> targets, std::span<const int64_t> offsets, const uint8_t* valid_,
-                          int64_t vocab, Stream stream) {
-  const auto count = static_cast<int64_t>(tokens.size()), sequences = static_cast<int64_t>(offsets.size()) - 1;
-  const int64_t row = padded((count + 1) * 4), bytes = 5 * row + padded(count) + padded((sequences + 1) * 4);
-  K3_TRY(grow(bytes));
-  Turn& turn = turns_[next_];
-  next_ = (next_ + 1) % kTurns;
-  K3_TRY(wait_for(turn.copied));
-  std::byte* const host = turn.pinned.data();
-  const auto at = [&](int64_t part) { return reinterpret_cast<int32_t*>(host + part * row); };
-  std::copy(tokens.begin(), tokens.end(), at(0));
-  if (targets.empty()) {
-    std::fill_n(at(1), count, -1);
-  } else {
-    std::copy(targets.begin(), targets.end(), at(1));
-  }
-  for (const int32_t id : tokens) {
+Status PinnedBatch::fill(const MicroBatch& batch, int64_t vocab) {
+  const auto count = static_cast<int64_t>(batch.tokens.size());
+  for (const int32_t id : batch.tokens) {
     if (id < 0 || id >= vocab) return fail(Code::invalid_argument, "token {} of a vocabulary of {}", id, vocab);
   }
-  step.distinct = sort_by_id(tokens, vocab, at(2), at(3), at(4));
-  const int64_t valid_at = 5 * row, offsets_at = valid_at + padded(count);
-  if (valid_ != nullptr) std::memcpy(host + valid_at, valid_, tokens.size());
-  std::transform(offsets.begin(), offsets.end(), reinterpret_cast<int32_t*>(host + offsets_at), [](int64_t o) { return static_cast<int32_t>(o); });
-  K3_TRY(copy_async(memory_.data(), host, bytes, stream));
-  K3_TRY(record(turn.copied, stream));
+  sequences_ = static_cast<int64_t>(batch.offsets.size()) - 1;
+  row_bytes_ = padded((count + 1) * 4);
+  valid_at_ = 5 * row_bytes_;
+  offsets_at_ = valid_at_ + padded(count);
+  bytes_ = offsets_at_ + padded((sequences_ + 1) * 4);
+  if (copied_) K3_TRY(wait_for(copied_));
+  if (memory_.size_bytes() < bytes_) {
+    K3_TRY_ASSIGN(memory_, Storage::pinned(bytes_));
+  }
+  if (!copied_) {
+    K3_TRY_ASSIGN(copied_, make_event());
+  }
+
+  std::byte* const host = memory_.data();
+  const auto at = [&](int64_t part) { return reinterpret_cast<int32_t*>(host + part * row_bytes_); };
+  std::copy(batch.tokens.begin(), batch.tokens.end(), at(0));
+  if (batch.targets.empty()) {
+    std::fill_n(at(1), count, -1);
+  } else {
+    std::copy(batch.targets.begin(), batch.targets.end(), at(1));
+  }
+  distinct_ = sort_by_id(batch.tokens, vocab, at(2), at(3), at(4));
+  has_valid_ = batch.valid != nullptr;
+  if (has_valid_) std::memcpy(host + valid_at_, batch.valid, batch.tokens.size());
+  std::transform(batch.offsets.begin(), batch.offsets.end(), reinterpret_cast<int32_t*>(host + offsets_at_), [](int64_t o) { return static_cast<int32_t>(o); });
+  longest_ = 0;
+  for (size_t s = 0; s + 1 < batch.offsets.size(); ++s) longest_ = std::max(longest_, batch.offsets[s + 1] - batch.offsets[s]);
+  return {};
+}
+
+Status DeviceBatch::upload(PinnedBatch& from, Stream stream) {
+  if (memory_.size_bytes() < from.bytes_) {
+    K3_TRY(set_current_device(device_));
+    // What is queued may still read the old area.
+    K3_TRY(synchronize(stream));
+    K3_TRY_ASSIGN(memory_, Storage::allocate_on(device_, from.bytes_));
+  }
+  K3_TRY(copy_async(memory_.data(), from.memory_.data(), from.bytes_, stream));
+  K3_TRY(record(from.copied_, stream));
   const auto there = [&](int64_t byte) { return reinterpret_cast<const int32_t*>(memory_.data() + byte); };
   step.tokens = there(0);
-  step.targets = there(row);
-  step.by_id = there(2 * row);
-  step.id_starts = there(3 * row);
-  step.ids = there(4 * row);
-  valid = valid_ != nullptr ? reinterpret_cast<const uint8_t*>(memory_.data() + valid_at) : nullptr;
-  step.offsets = there(offsets_at);
-  step.sequences = sequences;
-  step.longest = 0;
-  for (size_t s = 0; s + 1 < offsets.size(); ++s) step.longest = std::max(step.longest, offsets[s + 1] - offsets[s]);
+  step.targets = there(from.row_bytes_);
+  step.by_id = there(2 * from.row_bytes_);
+  step.id_starts = there(3 * from.row_bytes_);
+  step.ids = there(4 * from.row_bytes_);
+  step.distinct = from.distinct_;
+  valid = from.has_valid_ ? reinterpret_cast<const uint8_t*>(memory_.data() + from.valid_at_) : nullptr;
+  step.offsets = there(from.offsets_at_);
+  step.sequences = from.sequences_;
+  step.longest = from.longest_;
   return {};
+}
+
+Status DeviceBatch::stage(const MicroBatch& batch, int64_t vocab, Stream stream) {
+  if (batch.pinned != nullptr) return upload(*batch.pinned, stream);
+  PinnedBatch& turn = turns_[next_];
+  next_ = (next_ + 1) % kTurns;
+  K3_TRY(turn.fill(batch, vocab));
+  return upload(turn, stream);
 }
 
 }  // namespace k3::train

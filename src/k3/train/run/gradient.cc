@@ -11,12 +11,6 @@
 
 namespace k3::train {
 
-namespace {
-
-enum Sum : int64_t { kTrained, kMeasured };  // losses of add() and of loss()
-
-}  // namespace
-
 Gradient::Gradient(TrainWeights& weights, const Tensor& grads, ThreadPool& pool)
     : weights_(weights), staged_(weights.device), workspace_(weights.device), tape_(weights.device) {
   ctx_.pool = &pool;
@@ -35,7 +29,10 @@ Status Gradient::open() {
   K3_TRY_ASSIGN(stream_, make_stream());
   state_ = ops::cuda::OpStateHandle(ops::cuda::new_op_state());
   K3_TRY_ASSIGN(sums_, Storage::allocate_on(weights_.device, 2 * int64_t{sizeof(double)}));
-  K3_TRY_ASSIGN(fetched_, Storage::pinned(sizeof(double)));
+  K3_TRY_ASSIGN(fetched_, Storage::pinned((kStepsAhead + 1) * int64_t{sizeof(double)}));
+  for (EventHandle& event : copied_) {
+    K3_TRY_ASSIGN(event, make_event());
+  }
   ctx_.device = weights_.device;
   ctx_.stream = stream_.get();
   ctx_.gpu = state_.get();
@@ -45,29 +42,50 @@ Status Gradient::open() {
 }
 
 // Copies of the batch's numbers to the GPU; false: an error that fetch() tells.
-bool Gradient::stage(const MicroBatch& batch, int64_t sum) {
+bool Gradient::stage(const MicroBatch& batch, Sum sum) {
   staged_.step.nats = reinterpret_cast<double*>(sums_.data()) + sum;
-  Status staged = staged_.stage(batch.tokens, batch.targets, batch.offsets, batch.valid, weights_.config.vocab_size, stream_.get());
+  Status staged = staged_.stage(batch, weights_.config.vocab_size, stream_.get());
   if (staged.ok()) return true;
   if (error_.ok()) error_ = std::move(staged);
   return false;
 }
 
-Result<double> Gradient::fetch(int64_t sum) {
+// The sum goes to a pinned number and begins anew.
+Status Gradient::fetch(Sum sum, int64_t to) {
   std::byte* const from = sums_.data() + sum * int64_t{sizeof(double)};
-  K3_TRY(copy_async(fetched_.data(), from, sizeof(double), stream_.get()));
-  K3_TRY(fill_async(from, 0, sizeof(double), stream_.get()));
-  K3_TRY(synchronize(stream_.get()));
+  K3_TRY(copy_async(fetched_.data() + to * int64_t{sizeof(double)}, from, sizeof(double), stream_.get()));
+  return fill_async(from, 0, sizeof(double), stream_.get());
+}
+
+Result<double> Gradient::fetched(int64_t at) {
   K3_TRY(ops::cuda::take_error(state_.get()));
   K3_TRY(std::exchange(error_, Status()));
-  return *reinterpret_cast<const double*>(fetched_.data());
+  return reinterpret_cast<const double*>(fetched_.data())[at];
+}
+
+Result<double> Gradient::measured() {
+  K3_TRY(fetch(kMeasured, kStepsAhead));
+  K3_TRY(synchronize(stream_.get()));
+  return fetched(kStepsAhead);
 }
 
 Status Gradient::queued() { return std::exchange(error_, Status()); }
 
+Status Gradient::close_step() {
+  K3_CHECK(closed_ - taken_ < kStepsAhead, "{} steps closed, {} taken", closed_, taken_);
+  const int64_t turn = closed_++ % kStepsAhead;
+  step_nats_[turn] = std::exchange(nats_, 0.0);
+  if (!on_gpu()) return {};
+  K3_TRY(fetch(kTrained, turn));
+  return record(copied_[turn], stream_.get());
+}
+
 Result<double> Gradient::take_nats() {
-  if (on_gpu()) return fetch(kTrained);
-  return std::exchange(nats_, 0.0);
+  if (closed_ == taken_) K3_TRY(close_step());
+  const int64_t turn = taken_++ % kStepsAhead;
+  if (!on_gpu()) return step_nats_[turn];
+  K3_TRY(wait_for(copied_[turn]));
+  return fetched(turn);
 }
 
 // The caller holds the scope of the workspace.
@@ -108,7 +126,7 @@ ops::CrossEntropy Gradient::loss(const MicroBatch& batch) {
   const Tensor hidden = forward(batch, step, history);
   ops::CrossEntropy loss = ops::cross_entropy(ctx_, hidden, weights_.set.lm_head, batch.targets, 1.0);
   if (!on_gpu()) return loss;
-  Result<double> nats = fetch(kMeasured);
+  Result<double> nats = measured();
   if (!nats.ok() && error_.ok()) error_ = nats.error();
   loss.nats = nats.ok() ? *nats : std::nan("");
   return loss;

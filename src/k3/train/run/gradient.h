@@ -9,22 +9,15 @@
 // Source:   architecture 4, training.md 7.
 #pragma once
 
-#include <span>
-
 #include "k3/model/batch.h"
 #include "k3/model/train/train_weights.h"
 #include "k3/ops/cross_entropy/cross_entropy.h"
 #include "k3/ops/cuda/dispatch.h"
 #include "k3/ops/tape.h"
 #include "k3/train/run/device_batch.h"
+#include "k3/train/run/steps_ahead.h"
 
 namespace k3::train {
-
-struct MicroBatch {
-  std::span<const int32_t> tokens, targets;
-  std::span<const int64_t> offsets;
-  const uint8_t* valid = nullptr;  // [T], 0: padding, not counted for the router's balance; null: every token counts
-};
 
 class Gradient {
  public:
@@ -39,7 +32,9 @@ class Gradient {
   ops::CrossEntropy add(const MicroBatch& batch, double scale);  // on a GPU its nats are 0
   // What already went wrong in add(), without waiting.
   Status queued();
-  // Sum of the losses of add() since the last call; waits.
+  // The losses of add() since the last call are a step's. Up to kStepsAhead steps may be closed and not taken.
+  Status close_step();
+  // Sum of the losses of the oldest step that was closed (of what was added, when none was); waits for that step, not for those behind it.
   Result<double> take_nats();
   // Forward alone.
   ops::CrossEntropy loss(const MicroBatch& batch);
@@ -49,10 +44,14 @@ class Gradient {
   Tensor logits(const MicroBatch& batch);
 
  private:
+  enum Sum : int64_t { kTrained, kMeasured };  // losses of add() and of loss()
+
   Tensor forward(const MicroBatch& batch, Batch& step, std::vector<int64_t>& history);
   Tensor logits_of(const Tensor& hidden);
-  bool stage(const MicroBatch& batch, int64_t sum);
-  Result<double> fetch(int64_t sum);
+  bool stage(const MicroBatch& batch, Sum sum);
+  Status fetch(Sum sum, int64_t to);
+  Result<double> fetched(int64_t at);
+  Result<double> measured();
   bool on_gpu() const { return weights_.device.is_cuda(); }
 
   TrainWeights& weights_;
@@ -60,9 +59,13 @@ class Gradient {
   StreamHandle stream_;
   ops::cuda::OpStateHandle state_;
   DeviceBatch staged_;
-  Storage sums_, fetched_;  // losses of add() and of loss(): on the device, pinned
+  // Sums of losses. On a GPU: of add() and of loss() there, then pinned, of the steps in turn and of loss().
+  Storage sums_, fetched_;
+  EventHandle copied_[kStepsAhead];
+  int64_t closed_ = 0, taken_ = 0;  // steps
   Status error_;
-  double nats_ = 0;
+  double nats_ = 0;                  // on the CPU: of add(), and of the steps in turn
+  double step_nats_[kStepsAhead] = {};
   Workspace workspace_;
   ops::Tape tape_;
   ops::Ctx ctx_;

@@ -24,10 +24,13 @@ Result<Optimizer> Optimizer::create(TrainWeights& weights, const Recipe& recipe)
   int64_t sums = sizeof(ops::GradNorm<double>);
   for (const Attention& a : out.attentions_) sums += a.largest.size_bytes();
   for (const Router& r : out.routers_) sums += r.load.size_bytes();
-  if (out.on_gpu()) {
-    K3_TRY_ASSIGN(out.fetched_, Storage::pinned(sums));
-  } else {
-    K3_TRY_ASSIGN(out.fetched_, Storage::allocate(sums));
+  for (Fetched& turn : out.fetched_) {
+    if (out.on_gpu()) {
+      K3_TRY_ASSIGN(turn.sums, Storage::pinned(sums));
+      K3_TRY_ASSIGN(turn.copied, make_event());
+    } else {
+      K3_TRY_ASSIGN(turn.sums, Storage::allocate(sums));
+    }
   }
   return out;
 }
@@ -121,8 +124,8 @@ void Optimizer::apply(const ops::Ctx& ctx, const Tensor& grads, double rate, int
   }
 }
 
-Result<const std::byte*> Optimizer::fetch(const ops::Ctx& ctx) {
-  std::byte* to = fetched_.data();
+Status Optimizer::fetch(const ops::Ctx& ctx, Fetched& turn) const {
+  std::byte* to = turn.sums.data();
   const auto take = [&](const Storage& from, int64_t bytes) -> Status {
     if (on_gpu()) {
       K3_TRY(copy_async(to, from.data(), bytes, ctx.stream));
@@ -135,15 +138,12 @@ Result<const std::byte*> Optimizer::fetch(const ops::Ctx& ctx) {
   K3_TRY(take(norm_, sizeof(ops::GradNorm<double>)));
   for (const Attention& a : attentions_) K3_TRY(take(a.largest, a.largest.size_bytes()));
   for (const Router& r : routers_) K3_TRY(take(r.load, r.load.size_bytes()));
-  if (on_gpu()) {
-    K3_TRY(synchronize(ctx.stream));
-    K3_TRY(ops::cuda::take_error(ctx.gpu));
-  }
-  return static_cast<const std::byte*>(fetched_.data());
+  return on_gpu() ? record(turn.copied, ctx.stream) : Status();
 }
 
 template <class T>
-void Optimizer::read(const std::byte* sums, StepReport& report) const {
+StepReport Optimizer::read(const std::byte* sums) const {
+  StepReport report;
   const auto& norm = *reinterpret_cast<const ops::GradNorm<T>*>(sums);
   report.gradient_norm = norm.norm;
   int32_t seen = 0;
@@ -158,13 +158,18 @@ void Optimizer::read(const std::byte* sums, StepReport& report) const {
     }
     sums += a.largest.size_bytes();
   }
-  if (report.not_finite != nullptr) return;
+  if (report.not_finite != nullptr) return report;
   for (const Router& r : routers_) {
     const double violation = ops::load_violation(reinterpret_cast<const int32_t*>(sums), weights_->config.num_experts);
     report.load_violation += violation / static_cast<double>(routers_.size());
     report.load_violation_worst = std::max(report.load_violation_worst, violation);
     sums += r.load.size_bytes();
   }
+  return report;
+}
+
+StepReport Optimizer::read(const Fetched& from) const {
+  return weights_->dtype == DType::f64 ? read<double>(from.sums.data()) : read<float>(from.sums.data());
 }
 
 template <class T>
@@ -228,16 +233,7 @@ void Optimizer::balance(const ops::Ctx& ctx) {
   }
 }
 
-Result<StepReport> Optimizer::step(const ops::Ctx& ctx, const Tensor& grads, double rate, int64_t step) {
-  StepReport report;
-  const bool reference = weights_->dtype == DType::f64;
-  reference ? apply<double>(ctx, grads, rate, step) : apply<float>(ctx, grads, rate, step);
-  K3_TRY_ASSIGN(const std::byte* const sums, fetch(ctx));
-  reference ? read<double>(sums, report) : read<float>(sums, report);
-  if (report.not_finite == nullptr) {
-    reference ? clip_attention<double>(ctx) : clip_attention<float>(ctx);
-    balance(ctx);
-  }
+Status Optimizer::clear_sums(const ops::Ctx& ctx, const Tensor& grads) {
   const auto clear = [&](void* data, int64_t bytes) -> Status {
     if (on_gpu()) return fill_async(data, 0, bytes, ctx.stream);
     std::memset(data, 0, static_cast<size_t>(bytes));
@@ -248,8 +244,35 @@ Result<StepReport> Optimizer::step(const ops::Ctx& ctx, const Tensor& grads, dou
     K3_TRY(clear(r.histogram.data(), r.histogram.size_bytes()));
     K3_TRY(clear(r.load.data(), r.load.size_bytes()));
   }
-  K3_TRY(clear(grads.data, grads.size() * dtype_bytes(grads.dtype)));
-  return report;
+  return clear(grads.data, grads.size() * dtype_bytes(grads.dtype));
+}
+
+Status Optimizer::queue(const ops::Ctx& ctx, const Tensor& grads, double rate, int64_t step) {
+  K3_CHECK(queued_ - reported_ < kStepsAhead, "{} steps queued, {} reported", queued_, reported_);
+  const bool reference = weights_->dtype == DType::f64;
+  reference ? apply<double>(ctx, grads, rate, step) : apply<float>(ctx, grads, rate, step);
+  Fetched& turn = fetched_[queued_++ % kStepsAhead];
+  K3_TRY(fetch(ctx, turn));
+  if (on_gpu() || read(turn).not_finite == nullptr) {
+    reference ? clip_attention<double>(ctx) : clip_attention<float>(ctx);
+    balance(ctx);
+  }
+  return clear_sums(ctx, grads);
+}
+
+Result<StepReport> Optimizer::report(const ops::Ctx& ctx) {
+  K3_CHECK(reported_ < queued_, "{} steps queued, {} reported", queued_, reported_);
+  const Fetched& turn = fetched_[reported_++ % kStepsAhead];
+  if (on_gpu()) {
+    K3_TRY(wait_for(turn.copied));
+    K3_TRY(ops::cuda::take_error(ctx.gpu));
+  }
+  return read(turn);
+}
+
+Result<StepReport> Optimizer::step(const ops::Ctx& ctx, const Tensor& grads, double rate, int64_t step) {
+  K3_TRY(queue(ctx, grads, rate, step));
+  return report(ctx);
 }
 
 }  // namespace k3::train

@@ -3,7 +3,8 @@
 // Units:    none.
 // Memory:   state of the size of the weights, twice, where these are. On a GPU the BF16 copies are made anew with the weights.
 // Threads:  one step at a time; the work inside is parallel.
-// Errors:   none; gradients that are not finite change nothing and are reported.
+// Errors:   none; gradients that are not finite change no weight and no moment and are reported. On a GPU the router's biases may have
+//           changed and later steps may be queued when that is read: whoever reads it goes on from a checkpoint, or not at all.
 // Source:   training.md 2-4; params.h says the group of each parameter. Weights in FP64 take the double references.
 #pragma once
 
@@ -13,6 +14,7 @@
 #include "k3/ops/optim/adamw/adamw.h"
 #include "k3/ops/optim/muon/muon.h"
 #include "k3/ops/tape.h"
+#include "k3/train/run/steps_ahead.h"
 #include "k3/train/run/train_config.h"
 
 namespace k3::train {
@@ -31,7 +33,11 @@ class Optimizer {
 
   // Sums that a step's forwards add to (histograms, loads, largest logits); call once.
   void watch(ops::Tape& tape);
-  // `rate` is the schedule's factor; `step` counts from 1. Zeroes the gradients and the sums. On a GPU it waits once.
+  // `rate` is the schedule's factor; `step` counts from 1. Zeroes the gradients and the sums. On a GPU nothing waits: up to kStepsAhead
+  // steps may be queued whose report was not read.
+  Status queue(const ops::Ctx& ctx, const Tensor& grads, double rate, int64_t step);
+  Result<StepReport> report(const ops::Ctx& ctx);  // of the oldest of them; waits for that one
+  // Both.
   Result<StepReport> step(const ops::Ctx& ctx, const Tensor& grads, double rate, int64_t step);
 
   const Tensor& first() const { return first_; }
@@ -62,13 +68,19 @@ class Optimizer {
   Status add_layers();
   template <class T>
   void apply(const ops::Ctx& ctx, const Tensor& grads, double rate, int64_t step);
-  // Copies of the step's sums on the host: GradNorm, then largest logits by layer, then loads by layer.
-  Result<const std::byte*> fetch(const ops::Ctx& ctx);
+  // Copies of the step's sums to the host: GradNorm, then largest logits by layer, then loads by layer.
+  struct Fetched {
+    Storage sums;  // pinned, on a GPU
+    EventHandle copied;
+  };
+  Status fetch(const ops::Ctx& ctx, Fetched& to) const;
+  Status clear_sums(const ops::Ctx& ctx, const Tensor& grads);
   template <class T>
   void clip_attention(const ops::Ctx& ctx);
   void balance(const ops::Ctx& ctx);
   template <class T>
-  void read(const std::byte* sums, StepReport& report) const;
+  StepReport read(const std::byte* sums) const;
+  StepReport read(const Fetched& from) const;
   bool on_gpu() const { return weights_->device.is_cuda(); }
   DType largest_dtype() const { return on_gpu() ? DType::f32 : DType::f64; }
   uint16_t* copy_of(int64_t at) const { return on_gpu() ? weights_->computed().as<uint16_t>() + at : nullptr; }
@@ -77,7 +89,8 @@ class Optimizer {
   TrainWeights* weights_;
   Recipe recipe_;
   Storage norm_;     // GradNorm, where the weights are
-  Storage fetched_;  // on a GPU, pinned: norm, largest logits and loads of the step
+  Fetched fetched_[kStepsAhead];
+  int64_t queued_ = 0, reported_ = 0;  // steps
   Storage state_;
   Tensor first_, second_;
   std::vector<Matrix> matrices_;

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cmath>
+#include <deque>
 #include <filesystem>
 
 #include "k3/base/file.h"
@@ -9,9 +10,11 @@
 #include "k3/base/memory.h"
 #include "k3/base/units.h"
 #include "k3/model/summary.h"
+#include "k3/train/run/batch_feed.h"
 #include "k3/train/run/evaluate.h"
 #include "k3/train/run/optimizer.h"
 #include "k3/train/run/quantised_experts.h"
+#include "k3/train/run/run_data.h"
 #include "k3/train/run/run_folder.h"
 #include "k3/train/run/train_flops.h"
 #include "k3/train/schedule.h"
@@ -58,14 +61,6 @@ Status check_memory(const TrainConfig& config, Device device) {
               format_bytes(static_cast<int64_t>(std::min(bytes, 9e18))), format_bytes(available));
 }
 
-// The ids of the shards mean what this tokenizer says.
-Status check_tokenizer(const TrainConfig& config, const DataManifest& manifest) {
-  const std::string path = config.tokenizer + "/tiktoken.model";
-  K3_TRY_ASSIGN(const std::string ranks, read_file(path));
-  if (manifest.tokenizer_sha256.empty() || sha256_hex(ranks) == manifest.tokenizer_sha256) return {};
-  return fail(Code::invalid_argument, "{}: {} was prepared with another tokenizer; give that one, or run `k3 prepare` with this one", path, config.data);
-}
-
 }  // namespace
 
 struct Trainer::Impl {
@@ -74,11 +69,13 @@ struct Trainer::Impl {
 
   TrainWeights& trained() { return on_device ? *on_device : weights; }
   Status open();
-  Status open_data();
   Status resume();
-  Result<PackedBatches> batches_of(size_t phase);
   Status enter_phase(size_t phase);
-  Result<StepRecord> step();
+  bool pauses_after(int64_t step) const;
+  Status queue_step();
+  Status queue_steps();
+  Result<StepRecord> finish_step();
+  Status after_step(const StepRecord& record);
   Status evaluate_all();
   Status write_samples();
   Status save();
@@ -101,80 +98,24 @@ struct Trainer::Impl {
   std::unique_ptr<Gradient> gradient;
   std::unique_ptr<Optimizer> optimizer;
   std::unique_ptr<QuantisedExperts> quantised;
-  DataManifest manifest;
-  std::vector<std::unique_ptr<TokenShards>> shards;
-  std::vector<std::pair<std::string, EvalWindows>> held_out;
+  std::optional<RunData> data;
   std::unique_ptr<Sampler> sampler;
   std::unique_ptr<RunLog> log;
-  std::optional<PackedBatches> batches;
+  std::unique_ptr<BatchFeed> feed;
+  // Steps whose numbers were not read yet.
+  struct Queued {
+    StepRecord record;
+    int64_t loss_tokens = 0;
+    Clock::time_point start;
+  };
+  std::deque<Queued> queued;
+  Clock::time_point last_finish;
   size_t phase = static_cast<size_t>(-1);
   RunState state;
   int64_t resumed = 0;
   double flops_per_token = 0;
-  PackedBatch batch;
-  std::vector<uint8_t> valid;
+  int64_t saved = -1;  // step of the last checkpoint
 };
-
-Status Trainer::Impl::open_data() {
-  K3_TRY_ASSIGN(manifest, load_manifest(config.data));
-  if (manifest.vocab > config.model.vocab_size) {
-    return fail(Code::invalid_argument, "{}: ids up to {}, but the model's vocabulary has {}; set vocab_size", config.data, manifest.vocab - 1,
-                config.model.vocab_size);
-  }
-  K3_TRY(check_tokenizer(config, manifest));
-  K3_TRY_ASSIGN(Sampler made, Sampler::create(config.tokenizer));
-  sampler = std::make_unique<Sampler>(std::move(made));
-  const auto open = [&](const SourceInfo& info) -> Result<const TokenShards*> {
-    K3_TRY_ASSIGN(TokenShards source, TokenShards::open(config.data, manifest, info));
-    shards.push_back(std::make_unique<TokenShards>(std::move(source)));
-    return shards.back().get();
-  };
-  for (const SourceInfo& info : manifest.sources) {
-    if (info.split != Split::valid) continue;
-    const auto& wanted = config.evaluate_sources;
-    if (!wanted.empty() && std::find(wanted.begin(), wanted.end(), info.name) == wanted.end()) continue;
-    K3_TRY_ASSIGN(const TokenShards* const source, open(info));
-    K3_TRY_ASSIGN(EvalWindows windows, EvalWindows::create(*source, manifest.pad, 1024, config.evaluate_tokens));
-    held_out.emplace_back(info.name, std::move(windows));
-  }
-  for (const std::string& name : config.evaluate_sources) {
-    if (manifest.find(name, Split::valid) != nullptr) continue;
-    return fail(Code::not_found, "evaluate_sources: {} has no held-out source '{}'; there are: {}", config.data, name, manifest.names(Split::valid));
-  }
-  // Every phase is tried now, not when its turn comes.
-  for (size_t p = 0; p < config.phases.size(); ++p) {
-    if (config.phases[p].steps > 0) K3_TRY(batches_of(p));
-  }
-  return {};
-}
-
-Result<PackedBatches> Trainer::Impl::batches_of(size_t p) {
-  const Phase& wanted = config.phases[p];
-  PackOptions pack;
-  for (const SourceShare& source : wanted.sources) {
-    const SourceInfo* const info = manifest.find(source.name, Split::train);
-    if (info == nullptr) {
-      return fail(Code::not_found, "phases[{}]: {} has no source '{}'; there are: {}", p, config.data, source.name, manifest.names(Split::train));
-    }
-    const TokenShards* known = nullptr;
-    for (const auto& opened : shards) {
-      if (opened->info().name == info->name && opened->info().split == Split::train) known = opened.get();
-    }
-    if (known == nullptr) {
-      K3_TRY_ASSIGN(TokenShards opened, TokenShards::open(config.data, manifest, *info));
-      shards.push_back(std::make_unique<TokenShards>(std::move(opened)));
-      known = shards.back().get();
-    }
-    pack.mixture.push_back({known, source.weight, source.share, source.learn_all});
-  }
-  pack.seq_tokens = wanted.sequence_tokens;
-  pack.tokens_per_step = wanted.tokens_per_step;
-  pack.micro_batches = wanted.micro_batches;
-  pack.seed = config.seed;
-  pack.phase = p;
-  pack.pad = manifest.pad;
-  return PackedBatches::create(std::move(pack)).with_context("phases[" + std::to_string(p) + "]");
-}
 
 Status Trainer::Impl::resume() {
   state.config_hash = sha256_hex(config.json);
@@ -196,7 +137,9 @@ Status Trainer::Impl::resume() {
 }
 
 Status Trainer::Impl::open() {
-  K3_TRY(open_data());
+  K3_TRY_ASSIGN(data, RunData::open(config));
+  K3_TRY_ASSIGN(Sampler opened_sampler, Sampler::create(config.tokenizer));
+  sampler = std::make_unique<Sampler>(std::move(opened_sampler));
   K3_TRY_ASSIGN(RunFolder locked, RunFolder::open(options.folder));
   folder = std::make_unique<RunFolder>(std::move(locked));
   const int64_t bytes = weights.elements * dtype_bytes(weights.dtype);
@@ -234,7 +177,6 @@ Status Trainer::Impl::open() {
 
 Status Trainer::Impl::enter_phase(size_t p) {
   const Phase& now = config.phases[p];
-  K3_TRY_ASSIGN(batches, batches_of(p));
   if (now.mxfp4_experts && !quantised) {
     K3_TRY_ASSIGN(QuantisedExperts made, QuantisedExperts::create(trained()));
     quantised = std::make_unique<QuantisedExperts>(std::move(made));
@@ -246,56 +188,77 @@ Status Trainer::Impl::enter_phase(size_t p) {
   return {};
 }
 
-Result<StepRecord> Trainer::Impl::step() {
-  const Clock::time_point start = Clock::now();
-  const TrainConfig::Place place = config.place(state.step);
+// What is done after the step wants its weights, not those of a later one.
+bool Trainer::Impl::pauses_after(int64_t step) const {
+  return step == config.total_steps() || due(config.evaluate_every, step) || due(config.sample_every, step) || due(config.checkpoint_every, step);
+}
+
+// On a GPU nothing here waits.
+Status Trainer::Impl::queue_step() {
+  Queued next;
+  next.start = Clock::now();
+  const int64_t before = state.step + static_cast<int64_t>(queued.size());
+  const TrainConfig::Place place = config.place(before);
   if (place.phase != phase) K3_TRY(enter_phase(place.phase));
-  const Phase& now = config.phases[phase];
-  const int64_t in_phase = state.step - place.first_step;
+  K3_TRY_ASSIGN(StepBatches* const batches, feed->next());
   // Micro-batches of chat differ in how many tokens have a loss: gradients of sums are added and divided by the step's tokens, which
   // is one factor for all, so it is left to the end: the clip sees the mean's gradient.
-  std::vector<PackedBatch> micros(static_cast<size_t>(now.micro_batches));
-  int64_t loss_tokens = 0;
-  for (int64_t m = 0; m < now.micro_batches; ++m) {
-    batches->fill(in_phase, m, micros[static_cast<size_t>(m)]);
-    loss_tokens += micros[static_cast<size_t>(m)].loss_tokens;
-  }
-  StepRecord record;
-  for (const PackedBatch& micro : micros) {
-    valid.assign(micro.tokens.size(), 1);
-    for (size_t i = 0; i < micro.tokens.size(); ++i) valid[i] = micro.tokens[i] != manifest.pad || micro.targets[i] >= 0 ? 1 : 0;
-    gradient->add({micro.tokens, micro.targets, micro.offsets, valid.data()}, 1.0 / static_cast<double>(std::max<int64_t>(1, loss_tokens)));
-    record.tokens += static_cast<int64_t>(micro.tokens.size());
-  }
+  next.loss_tokens = std::max<int64_t>(1, batches->loss_tokens);
+  for (const StepBatches::Micro& micro : batches->micros) gradient->add(micro.view, 1.0 / static_cast<double>(next.loss_tokens));
   K3_TRY(gradient->queued());
-  record.learning_rate = rate_at(config, state.step);
-  K3_TRY_ASSIGN(const StepReport report, optimizer->step(gradient->ctx(), grads, record.learning_rate, state.step + 1));
+  K3_TRY(gradient->close_step());
+  StepRecord& record = next.record;
+  record.step = before + 1;
+  record.phase = config.phases[phase].name;
+  record.learning_rate = rate_at(config, before);
+  record.tokens = batches->tokens;
+  record.flops = flops_per_token * static_cast<double>(record.tokens);
+  K3_TRY(optimizer->queue(gradient->ctx(), grads, record.learning_rate, record.step));
+  if (quantised) quantised->refresh(gradient->ctx());
+  queued.push_back(std::move(next));
+  return {};
+}
+
+// A GPU is given the next step before it is done with this one; the CPU has nothing to gain from that.
+Status Trainer::Impl::queue_steps() {
+  const int64_t ahead = on_gpu() ? kStepsAhead : 1;
+  for (int64_t step = state.step + static_cast<int64_t>(queued.size()); step < std::min(state.step + ahead, config.total_steps()); ++step) {
+    if (step > state.step && pauses_after(step)) break;
+    K3_TRY(queue_step());
+  }
+  return {};
+}
+
+// Steps behind one that is not a number may have been queued: the run ends here, and no checkpoint knows of them.
+Result<StepRecord> Trainer::Impl::finish_step() {
+  K3_TRY_ASSIGN(const StepReport report, optimizer->report(gradient->ctx()));
   K3_TRY_ASSIGN(const double nats, gradient->take_nats());
-  record.loss = nats / static_cast<double>(std::max<int64_t>(1, loss_tokens));
+  Queued done = std::move(queued.front());
+  queued.pop_front();
+  StepRecord& record = done.record;
+  record.loss = nats / static_cast<double>(done.loss_tokens);
   if (report.not_finite != nullptr || !std::isfinite(record.loss)) {
     return fail(Code::exhausted,
                 "step {}: {} is not a number{}; nothing was changed by this step. A lower learning rate, a smaller clip or another seed may help; "
                 "the run can be resumed from its last checkpoint",
-                state.step + 1, std::isfinite(record.loss) ? "a gradient" : "the loss",
+                record.step, std::isfinite(record.loss) ? "a gradient" : "the loss",
                 report.not_finite != nullptr ? " (first in " + report.not_finite->name + ")" : std::string());
   }
-  if (quantised) quantised->refresh(gradient->ctx());
-  ++state.step;
-  record.step = state.step;
-  record.phase = now.name;
   record.gradient_norm = report.gradient_norm;
   record.load_violation = report.load_violation;
   record.load_violation_worst = report.load_violation_worst;
   record.largest_logit = report.largest_logit;
-  record.flops = flops_per_token * static_cast<double>(record.tokens);
-  record.seconds = seconds_since(start);
+  const Clock::time_point now = Clock::now();
+  record.seconds = std::chrono::duration<double>(now - std::max(done.start, last_finish)).count();
+  last_finish = now;
+  state.step = record.step;
   state.seconds += record.seconds;
-  return record;
+  return std::move(record);
 }
 
 Status Trainer::Impl::evaluate_all() {
   double bits = 0, bytes = 0;
-  for (const auto& [name, windows] : held_out) {
+  for (const auto& [name, windows] : data->held_out()) {
     EvaluationRecord record = evaluate(*gradient, windows, on_gpu() ? 64 : 4);
     record.step = state.step;
     record.source = name;
@@ -343,36 +306,42 @@ Status Trainer::Impl::to_host() {
 Status Trainer::Impl::save() {
   K3_TRY(to_host());
   K3_TRY(checkpoints.save(state, weights, first, second));
+  saved = state.step;
   K3_TRY(log->write_report());
   if (options.on_checkpoint) options.on_checkpoint(state.step);
   return {};
 }
 
+Status Trainer::Impl::after_step(const StepRecord& record) {
+  K3_TRY(log->add(record));
+  if (options.on_step) options.on_step(record, config.total_steps());
+  const bool last = state.step == config.total_steps();
+  // Evaluated before it is saved: the best one is to be kept.
+  if (due(config.evaluate_every, state.step) || last) K3_TRY(evaluate_all());
+  if (due(config.sample_every, state.step) || last) K3_TRY(write_samples());
+  if (!due(config.checkpoint_every, state.step) && !last && state.step != state.best_step) return {};
+  return save();
+}
+
 Result<RunSummary> Trainer::Impl::run() {
   const Clock::time_point start = Clock::now();
-  const int64_t total = config.total_steps();
   RunSummary summary;
-  int64_t saved = state.step == resumed && resumed > 0 ? resumed : -1;
-  while (state.step < total) {
+  saved = state.step == resumed && resumed > 0 ? resumed : -1;
+  if (state.step < config.total_steps()) {
+    feed = std::make_unique<BatchFeed>(config, options.device, data->manifest().pad, [this](size_t p) { return data->batches_of(p); }, state.step);
+  }
+  while (true) {
     // At least one step: a run in slots that are too short still gets to its end.
     const bool out_of_time = options.stop_after_seconds > 0 && state.step > resumed && seconds_since(start) >= options.stop_after_seconds;
-    if (out_of_time || (options.stop != nullptr && options.stop->load())) break;
-    K3_TRY_ASSIGN(const StepRecord record, step());
+    if (!out_of_time && (options.stop == nullptr || !options.stop->load())) K3_TRY(queue_steps());
+    if (queued.empty()) break;
+    K3_TRY_ASSIGN(const StepRecord record, finish_step());
     summary.last_loss = record.loss;
-    K3_TRY(log->add(record));
-    if (options.on_step) options.on_step(record, total);
-    const bool last = state.step == total;
-    // Evaluated before it is saved: the best one is to be kept.
-    if (due(config.evaluate_every, state.step) || last) K3_TRY(evaluate_all());
-    if (due(config.sample_every, state.step) || last) K3_TRY(write_samples());
-    if (due(config.checkpoint_every, state.step) || last || state.step == state.best_step) {
-      K3_TRY(save());
-      saved = state.step;
-    }
+    K3_TRY(after_step(record));
   }
   if (saved != state.step) K3_TRY(save());
   summary.steps = state.step;
-  summary.finished = state.step == total;
+  summary.finished = state.step == config.total_steps();
   summary.seconds = state.seconds;
   return summary;
 }

@@ -8,10 +8,12 @@
 #include <fstream>
 
 #include "k3/base/file.h"
+#include "k3/format/npy.h"
 #include "k3/model/model.h"
 #include "k3/train/data/prepare/prepare.h"
 #include "k3/train/run/gradient.h"
 #include "k3/train/run/quantised_experts.h"
+#include "k3/train/run/write_batches.h"
 #include "k3/train/tokenizer/learn_tokenizer.h"
 
 namespace k3::train {
@@ -203,6 +205,27 @@ TEST_F(TrainerTest, NumbersThatAreNoneEndTheRun) {
   const Result<RunSummary> summary = (*trainer)->run();
   if (summary.ok()) return;  // it may survive; what must not happen is a checkpoint of no numbers
   EXPECT_NE(std::string::npos, summary.error().message.find("is not a number")) << summary.error().message;
+}
+
+TEST_F(TrainerTest, BatchesCanBeLookedAt) {
+  const std::string path = root() + "/batches.npy";
+  ASSERT_TRUE(write_batches(config(), path).ok());
+  const NpyMatrix all = read_npy(path).value();
+  ASSERT_EQ(90, all.rows);
+  ASSERT_EQ(256, all.cols);
+  for (int64_t step = 0; step < 30; ++step) {
+    const int64_t sequence = step < 14 ? 32 : 64;
+    const std::span<const float> tokens = all.row(3 * step), targets = all.row(3 * step + 1), begins = all.row(3 * step + 2);
+    for (size_t i = 0; i + 1 < 256; ++i) {
+      EXPECT_TRUE(tokens[i] >= 0 && tokens[i] < static_cast<float>(vocab()));
+      if (static_cast<int64_t>(i) % sequence == 0) {
+        EXPECT_EQ(1, begins[i]);
+      }
+      if (targets[i] >= 0 && begins[i + 1] == 0) {
+        EXPECT_EQ(tokens[i + 1], targets[i]);
+      }
+    }
+  }
 }
 
 TEST_F(TrainerTest, ConfigsSayWhatIsWrong) {
