@@ -1,4 +1,5 @@
 // Result, units, UTF-8, JSON writer and rng.
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -6,6 +7,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <numeric>
+#include <thread>
 
 #include "k3/base/file.h"
 #include "k3/base/json_writer.h"
@@ -108,6 +110,44 @@ TEST(File, ShortFileIsCorruptNotASignal) {
   EXPECT_EQ(status.error().code, Code::corrupt);
   EXPECT_NE(status.error().message.find(path), std::string::npos);
   EXPECT_EQ(File::open(path + ".absent").error().code, Code::not_found);
+}
+
+TEST(File, AFailedWriteSaysWhyAndAFullDiskIsNotABrokenFile) {
+  const std::string text(100000, 'a');
+  const auto bytes = std::as_bytes(std::span(text));
+  const int full = ::open("/dev/full", O_WRONLY | O_CLOEXEC);
+  ASSERT_GE(full, 0);
+  const Status on_full = write_all(full, "the file", bytes);
+  ASSERT_FALSE(on_full.ok());
+  EXPECT_EQ(Code::exhausted, on_full.error().code);
+  EXPECT_NE(std::string::npos, on_full.error().message.find("the file")) << on_full.error().message;
+  EXPECT_TRUE(write_all(full, "the file", {}).ok()) << "nothing to write";
+  ::close(full);
+
+  int ends[2];
+  ASSERT_EQ(0, ::pipe2(ends, O_CLOEXEC));
+  ::close(ends[0]);
+  ::close(ends[1]);
+  const Status on_closed = write_all(ends[1], "the file", bytes);
+  ASSERT_FALSE(on_closed.ok());
+  EXPECT_EQ(Code::unavailable, on_closed.error().code);
+}
+
+TEST(File, WhatAPipeTakesInPartsIsWrittenWhole) {
+  std::string text(300000, 'a');  // more than a pipe holds
+  for (size_t i = 0; i < text.size(); ++i) text[i] = static_cast<char>('a' + i % 23);
+  int ends[2];
+  ASSERT_EQ(0, ::pipe2(ends, O_CLOEXEC));
+  std::thread writer([&] {
+    EXPECT_TRUE(write_all(ends[1], "pipe", std::as_bytes(std::span(text))).ok());
+    ::close(ends[1]);
+  });
+  std::string read;
+  char part[4096];
+  for (ssize_t n = 0; (n = ::read(ends[0], part, sizeof(part))) > 0;) read.append(part, static_cast<size_t>(n));
+  writer.join();
+  ::close(ends[0]);
+  EXPECT_TRUE(text == read);
 }
 
 TEST(File, UnfinishedFilesCanBeRemoved) {

@@ -147,14 +147,19 @@ FileWriter::~FileWriter() {
   forget_unfinished(unfinished_);
 }
 
-Status FileWriter::write(std::span<const std::byte> bytes) {
+Status write_all(int descriptor, const std::string& path, std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
-    const ssize_t n = ::write(fd_, bytes.data(), std::min(bytes.size(), kMaxTransfer));
+    const ssize_t n = ::write(descriptor, bytes.data(), std::min(bytes.size(), kMaxTransfer));
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return system_error(path_, "write");
+    if (n < 0) return system_error(path, "write");
     bytes = bytes.subspan(static_cast<size_t>(n));
-    written_bytes_ += n;
   }
+  return {};
+}
+
+Status FileWriter::write(std::span<const std::byte> bytes) {
+  K3_TRY(write_all(fd_, path_, bytes));
+  written_bytes_ += static_cast<int64_t>(bytes.size());
   return {};
 }
 

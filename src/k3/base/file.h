@@ -61,6 +61,9 @@ class FileWriter {
   int64_t written_bytes_ = 0;
 };
 
+// All of `bytes` to an open descriptor, however little a call takes; `path` is for the message.
+Status write_all(int descriptor, const std::string& path, std::span<const std::byte> bytes);
+
 Status write_file(const std::string& path, std::string_view text);
 
 // Removes the temporary files of all writers that have not committed; what they write from then on is lost. For the way out

@@ -194,10 +194,14 @@ std::string param_name(const Config& config, ParamId id, int64_t layer, int64_t 
   return name;
 }
 
-int64_t ParamTensor::size_bytes() const {
-  int64_t n = dtype_bytes(dtype);
+int64_t element_count(std::span<const int64_t> dims) {
+  int64_t n = 1;
   for (const int64_t d : dims) n *= d;
   return n;
+}
+
+int64_t ParamTensor::size_bytes() const {
+  return dtype_bytes(dtype) * element_count(dims);
 }
 
 void for_each_param(const Config& config, const std::function<void(const ParamFamily&, int64_t, int64_t)>& visit) {
@@ -235,8 +239,7 @@ void for_each_tensor(const Config& config, const std::function<void(const ParamT
     tensor.dtype = stored_dtype(config, family.store);
     tensor.layer = layer;
     tensor.expert = expert;
-    tensor.params = 1;
-    for (const int64_t d : tensor.dims) tensor.params *= d;
+    tensor.params = element_count(tensor.dims);
     if (config.trunk_int8 && may_be_int8(family, config)) {
       const int64_t groups = tensor.dims[1] / 32;
       tensor.dtype = DType::i8;

@@ -146,6 +146,9 @@ const ParamFamily& param_family(ParamId id);
 // The tensor's full name; for packed experts without "_packed" / "_scale", for I8 matrices without "_scale".
 std::string param_name(const Config& config, ParamId id, int64_t layer = -1, int64_t expert = -1);
 
+// Values of a tensor of these dims; check_sizes (summary.h) says that the product of a config's fits.
+int64_t element_count(std::span<const int64_t> dims);
+
 // A tensor of a checkpoint in the released layout.
 struct ParamTensor {
   const ParamFamily* family = nullptr;

@@ -6,12 +6,6 @@ namespace {
 // About 8 times the tensors, and 300 times the weights, of the largest released model.
 constexpr double kMostTensors = 1 << 22, kMostParams = 1e15;
 
-int64_t product(const std::vector<int64_t>& dims) {
-  int64_t n = 1;
-  for (const int64_t d : dims) n *= d;
-  return n;
-}
-
 // How often a family occurs.
 int64_t occurrences(const Config& c, const ParamFamily& family) {
   int64_t n = 0;
@@ -30,7 +24,7 @@ int64_t occurrences(const Config& c, const ParamFamily& family) {
 ComponentTotals totals_of(const Config& c, const ParamFamily& family) {
   const int64_t count = occurrences(c, family);
   if (count == 0) return {};
-  const int64_t values = product(family.shape(c));
+  const int64_t values = element_count(family.shape(c));
   if (family.store == ParamStore::expert && c.experts_mxfp4) {
     return {2 * count, values * count, (values / 2 + values / 32) * count};
   }

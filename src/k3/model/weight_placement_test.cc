@@ -30,9 +30,7 @@ TEST(WeightPlacement, StreamsHoldEveryMatrixOnce) {
     int64_t expected = 0;
     for_each_param(model.config(), [&](const ParamFamily& family, int64_t, int64_t) {
       if (!family.matrix || family.scope != ParamScope::layer) return;
-      int64_t values = 1;
-      for (const int64_t d : family.shape(model.config())) values *= d;
-      expected += values;
+      expected += element_count(family.shape(model.config()));
     });
     EXPECT_EQ(streamed + spread, expected) << name;
     EXPECT_TRUE(place_weights(model.weights(), plan_numa({}, 2, model.weights().size_bytes)));

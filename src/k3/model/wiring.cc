@@ -17,12 +17,6 @@ std::string dims_text(const std::vector<int64_t>& dims) {
   return text + "]";
 }
 
-int64_t product(const std::vector<int64_t>& dims) {
-  int64_t n = 1;
-  for (const int64_t d : dims) n *= d;
-  return n;
-}
-
 }  // namespace
 
 Status finish_job(const Checkpoint& checkpoint, const ReadJob& job, const std::byte* stored) {
@@ -198,7 +192,7 @@ Status ArenaPlan::widened(const std::string& name, const TensorInfo& info, std::
 Status ArenaPlan::a_log(int64_t layer, Tensor& out) {
   const std::string name = param_name(config_, ParamId::kda_a_log, layer);
   K3_TRY_ASSIGN(const TensorInfo info, checkpoint_.find(name));
-  const int64_t entries = product(info.dims);
+  const int64_t entries = info.count();
   const int64_t heads = config_.kda_num_heads;
   int64_t wide = 0;
   for (const int64_t d : info.dims) wide += d > 1 ? 1 : 0;

@@ -11,12 +11,6 @@
 namespace k3 {
 namespace {
 
-int64_t product(const std::vector<int64_t>& dims) {
-  int64_t n = 1;
-  for (const int64_t d : dims) n *= d;
-  return n;
-}
-
 Status wire_all(ArenaPlan& plan, const Config& config, WeightSet& set) {
   for (int64_t l = 0; l < config.num_hidden_layers; ++l) {
     LayerWeights& layer = set.layers[static_cast<size_t>(l)];
@@ -56,7 +50,7 @@ Status read_values(const Checkpoint& checkpoint, const std::string& name, const 
     K3_TRY(check_scales(checkpoint.shard_file(factors.shard), name + "_scale", scales, factors.dims[1]));
     ops::mxfp4_relayout(reinterpret_cast<uint8_t*>(scratch.data()), dims[0], dims[1]);
     const ops::Weight w{scratch.data(), reinterpret_cast<const uint8_t*>(scales.data()), ops::Scheme::mxfp4, dims[0], dims[1]};
-    for (int64_t i = 0; i < product(dims); ++i) out[static_cast<size_t>(i)] = ops::weight_value(w, i / dims[1], i % dims[1]);
+    for (int64_t i = 0; i < element_count(dims); ++i) out[static_cast<size_t>(i)] = ops::weight_value(w, i / dims[1], i % dims[1]);
     return {};
   }
   K3_TRY_ASSIGN(const TensorInfo info, read(name, scratch));
@@ -92,7 +86,7 @@ Result<TrainWeights> make_train_weights(const Config& config, DType dtype, Devic
   std::vector<TensorSpec> specs;
   for_each_param(out.config, [&](const ParamFamily& family, int64_t layer, int64_t expert) {
     TrainTensor t{&family, param_name(config, family.id, layer, expert), family.shape(config), layer, expert, 0, 0};
-    t.count = product(t.dims);
+    t.count = element_count(t.dims);
     specs.push_back({t.name, dtype, t.dims});
     out.tensors.push_back(std::move(t));
   });

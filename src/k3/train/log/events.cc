@@ -7,8 +7,9 @@
 #include <cerrno>
 #include <cstring>
 #include <ctime>
-#include <filesystem>
 #include <utility>
+
+#include "k3/base/file.h"
 
 namespace k3::train {
 namespace {
@@ -105,16 +106,6 @@ std::string summary_of(const EvaluationRecord& r) {
 }
 std::string summary_of(const SampleRecord& r) { return text_value("sample/" + r.kind, "**" + r.prompt + "** " + r.text); }
 
-Status write_all(int fd, const std::string& path, const std::string& bytes) {
-  for (size_t done = 0; done < bytes.size();) {
-    const ssize_t n = ::write(fd, bytes.data() + done, bytes.size() - done);
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return fail(Code::exhausted, "{}: {}", path, std::strerror(errno));
-    done += static_cast<size_t>(n);
-  }
-  return {};
-}
-
 }  // namespace
 
 Result<EventWriter> EventWriter::create(const std::string& folder, const RunHistory& history) {
@@ -129,7 +120,7 @@ Result<EventWriter> EventWriter::create(const std::string& folder, const RunHist
   for (const StepRecord& r : history.steps) all += event(r.step, summary_of(r));
   for (const EvaluationRecord& r : history.evaluations) all += event(r.step, summary_of(r));
   for (const SampleRecord& r : history.samples) all += event(r.step, summary_of(r));
-  K3_TRY(write_all(fd, path, all));
+  K3_TRY(write_all(fd, path, std::as_bytes(std::span(all))));
   return out;
 }
 
@@ -138,7 +129,10 @@ EventWriter::~EventWriter() {
   if (fd_ >= 0) ::close(fd_);
 }
 
-Status EventWriter::write_event(int64_t step, const std::string& summary) { return write_all(fd_, path_, event(step, summary)); }
+Status EventWriter::write_event(int64_t step, const std::string& summary) {
+  const std::string record = event(step, summary);
+  return write_all(fd_, path_, std::as_bytes(std::span(record)));
+}
 Status EventWriter::add(const StepRecord& record) { return write_event(record.step, summary_of(record)); }
 Status EventWriter::add(const EvaluationRecord& record) { return write_event(record.step, summary_of(record)); }
 Status EventWriter::add(const SampleRecord& record) { return write_event(record.step, summary_of(record)); }

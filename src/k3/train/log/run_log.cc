@@ -92,16 +92,7 @@ struct RunLog::Impl {
     }
   }
 
-  Status append(const std::string& line) {
-    size_t done = 0;
-    while (done < line.size()) {
-      const ssize_t n = ::write(fd, line.data() + done, line.size() - done);
-      if (n < 0 && errno == EINTR) continue;
-      if (n <= 0) return fail(Code::exhausted, "{}: {}", path, std::strerror(errno));
-      done += static_cast<size_t>(n);
-    }
-    return {};
-  }
+  Status append(std::string_view line) { return write_all(fd, path, std::as_bytes(std::span(line))); }
 };
 
 Result<RunLog> RunLog::open(const std::string& folder, int64_t resumed_step, RunFacts facts) {

@@ -1,8 +1,12 @@
 // What a run leaves for its reader, after stops at bad moments and at sizes from nothing to a hundred thousand steps.
 #include "k3/train/log/run_log.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 
@@ -78,6 +82,33 @@ TEST(RunLog, AFolderThatIsNotThereIsNamed) {
   const Result<RunLog> log = RunLog::open("/proc/nothing", 0, {});
   ASSERT_FALSE(log.ok());
   EXPECT_NE(std::string::npos, log.error().message.find("/proc/nothing/log.jsonl")) << log.error().message;
+}
+
+TEST(RunLog, AFullDiskAndABrokenFileAreToldApart) {
+  for (const char* const file : {"/log.jsonl", "/events.out.tfevents.k3"}) {
+    const std::string full = fresh_folder("full");
+    fs::create_symlink("/dev/full", full + file);
+    Result<RunLog> log = RunLog::open(full, 0, {});
+    const Status status = log.ok() ? log->add(step(1)) : Status(log.error());
+    ASSERT_FALSE(status.ok()) << file;
+    EXPECT_EQ(Code::exhausted, status.error().code) << status.error().message;
+    EXPECT_NE(std::string::npos, status.error().message.find(full + file)) << status.error().message;
+  }
+  // A pipe whose reader goes away: the write fails, and not for want of space.
+  const auto former = std::signal(SIGPIPE, SIG_IGN);
+  for (const char* const file : {"/log.jsonl", "/events.out.tfevents.k3"}) {
+    const std::string broken = fresh_folder("broken");
+    ASSERT_EQ(0, ::mkfifo((broken + file).c_str(), 0600));
+    const int reader = ::open((broken + file).c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    ASSERT_GE(reader, 0);
+    RunLog log = opened(broken, 0);
+    ASSERT_TRUE(log.add(step(1)).ok());
+    ::close(reader);
+    const Status status = log.add(step(2));
+    ASSERT_FALSE(status.ok()) << file;
+    EXPECT_EQ(Code::unavailable, status.error().code) << status.error().message;
+  }
+  std::signal(SIGPIPE, former);
 }
 
 TEST(RunReport, NoStepOneStepAndAHundredThousand) {

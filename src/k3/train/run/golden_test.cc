@@ -102,7 +102,8 @@ TEST(TrainGolden, FiftyStepsInFp64ArePyTorchs) {
   const Golden golden;
   const Trace run = train(golden, DType::f64, MatrixOptimizer::muon_per_head, golden.whole("steps"));
   expect_near(run.losses, golden.json["muon_losses"], 1e-8);
-  const Trace adamw = train(golden, DType::f64, MatrixOptimizer::adamw, golden.whole("steps"));
+  // Its matrices by AdamW, too: another twenty say the same of the other update.
+  const Trace adamw = train(golden, DType::f64, MatrixOptimizer::adamw, 20);
   expect_near(adamw.losses, golden.json["adamw_losses"], 1e-8);
 }
 

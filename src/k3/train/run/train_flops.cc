@@ -10,8 +10,7 @@ TrainFlops train_flops(const Config& config) {
   text.vision.reset();
   double met = 0;
   for_each_param(text, [&](const ParamFamily& family, int64_t, int64_t) {
-    int64_t count = 1;
-    for (const int64_t d : family.shape(text)) count *= d;
+    const int64_t count = element_count(family.shape(text));
     out.parameters += count;
     double share = 1;
     if (family.scope == ParamScope::expert) share = static_cast<double>(text.num_experts_per_token) / static_cast<double>(text.num_experts);
