@@ -305,7 +305,7 @@ def table(o):
     first, other = sides[0], sides[-1]
 
     def line(what, text, difference=""):
-        print("| " + " | ".join([what, *map(text, sides), difference]) + " |")
+        print("| " + " | ".join([what, *map(text, sides), difference if "baseline" in result["sides"] else ""]) + " |")
 
     def gb(key):
         return lambda side: "" if side.get(key) is None else f"{side[key]:.1f}"
