@@ -264,7 +264,7 @@ def train_baseline(o):
         model.zero_grad(set_to_none=True)
         losses.append(total)
         mark()
-        if step % 50 == 49 or step + 1 == o.steps:
+        if step % 10 == 9 or step + 1 == o.steps:
             tell()
 
 
