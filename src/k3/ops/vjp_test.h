@@ -73,9 +73,15 @@ inline void fill(const Tensor& t, std::span<const double> values) {
   });
 }
 
+// From -1 to 1, by a congruence: every run draws them anew, and normal numbers would take longer than the op.
 inline std::vector<double> weights(int64_t count, uint64_t seed) {
-  const std::vector<float> w = random_normal(count, seed);
-  return {w.begin(), w.end()};
+  std::vector<double> out(static_cast<size_t>(count));
+  uint64_t x = seed * 0x9E3779B97F4A7C15ULL;
+  for (double& w : out) {
+    x = x * 6364136223846793005ULL + 1442695040888963407ULL;
+    w = static_cast<double>(static_cast<int64_t>(x)) * 0x1p-63;
+  }
+  return out;
 }
 
 inline double dot(std::span<const double> a, std::span<const double> b) {

@@ -87,6 +87,34 @@ TEST_P(CrossEntropyTest, IsThatOfPlainLoops) {
   }
 }
 
+// In FP64, every element of both gradients by central differences.
+TEST(CrossEntropyTrain, FiniteDifferencesOfEveryElement) {
+  const int64_t width = 5, vocab = 7;
+  const std::vector<int32_t> targets = {3, -1, 0, 6};
+  const std::vector<float> x32 = random_normal(4 * width, 1), head32 = random_normal(vocab * width, 2);
+  std::vector<double> x(x32.begin(), x32.end()), head(head32.begin(), head32.end()), dhead(head.size());
+  const Tensor input(x.data(), DType::f64, {4, width});
+  TestRun run(Isa::scalar);
+  run.ctx.training = run.ctx.double_precision = true;
+  const auto loss = [&] { return cross_entropy(run.ctx, input, {head.data(), nullptr, Scheme::f64, vocab, width}, targets, 0.25).nats; };
+  Tape tape;
+  tape.parameters(head.data(), DType::f64, vocab * width, Tensor(dhead.data(), DType::f64, {vocab, width}));
+  run.ctx.tape = &tape;
+  loss();
+  run.ctx.tape = nullptr;
+  const auto slope = [&](double& value) {
+    const double before = value;
+    value = before + 1e-5;
+    const double above = loss();
+    value = before - 1e-5;
+    const double below = loss();
+    value = before;
+    return 0.25 * (above - below) / 2e-5;
+  };
+  for (size_t i = 0; i < x.size(); ++i) EXPECT_NEAR(slope(x[i]), tape.grad(input).f64()[i], 1e-9) << i;
+  for (size_t i = 0; i < head.size(); ++i) EXPECT_NEAR(slope(head[i]), dhead[i], 1e-9) << i;
+}
+
 INSTANTIATE_TEST_SUITE_P(Shapes, CrossEntropyTest,
                          testing::Values(Shape{1, 1, 1, 0}, Shape{1, 8, 2, 0}, Shape{7, 33, 51, 3}, Shape{5, 16, 100, 1}, Shape{255, 8, 17, 2},
                                          Shape{256, 8, 17, 0}, Shape{257, 12, 65, 5}, Shape{600, 5, 31, 7}));

@@ -9,6 +9,7 @@
 #include "k3/format/json/json_tree.h"
 #include "k3/format/tokenizer/rank_table.h"
 #include "k3/train/data/shard_format.h"
+#include "k3/train/json_number.h"
 
 namespace k3::train {
 namespace {
@@ -37,10 +38,7 @@ class FieldReader {
   int64_t number(std::string_view key, int64_t least, int64_t most) {
     const JsonNode* field = get(key, JsonNode::Kind::number);
     if (field == nullptr) return least;
-    int64_t value = 0;
-    const char* const end = field->raw.data() + field->raw.size();
-    const auto [stop, error] = std::from_chars(field->raw.data(), end, value);
-    if (error == std::errc() && stop == end && value >= least && value <= most) return value;
+    if (const std::optional<int64_t> value = json_whole(field); value && *value >= least && *value <= most) return *value;
     fail_field(key, fmt::format("{} is no whole number from {} to {}", field->raw, least, most));
     return least;
   }

@@ -4,12 +4,11 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <charconv>
 #include <cstring>
 
 #include "k3/base/file.h"
 #include "k3/base/json_writer.h"
-#include "k3/format/json/json_tree.h"
+#include "k3/train/json_number.h"
 #include "k3/train/log/events.h"
 #include "k3/train/log/run_report.h"
 
@@ -39,21 +38,55 @@ std::string line_of(const SampleRecord& r) {
   return out.text() + "\n";
 }
 
-double number(const JsonNode& node, std::string_view key) {
-  const JsonNode* const field = node.find_set(key);
-  double value = 0;
-  if (field != nullptr && field->is_number()) std::from_chars(field->raw.data(), field->raw.data() + field->raw.size(), value);
-  return value;
-}
-
-int64_t whole(const JsonNode& node, std::string_view key) { return static_cast<int64_t>(number(node, key)); }
+double number(const JsonNode& node, std::string_view key) { return json_real(node.find_set(key)).value_or(0); }
+int64_t whole(const JsonNode& node, std::string_view key) { return json_whole(node.find_set(key)).value_or(0); }
 
 std::string text(const JsonNode& node, std::string_view key) {
   const JsonNode* const field = node.find_set(key);
   return field != nullptr ? field->text : std::string();
 }
 
+// False: no line of a log, or one of a later step.
+bool read_line(std::string_view line, int64_t last, RunHistory& history) {
+  const Result<JsonNode> root = parse_json(line);
+  if (!root.ok() || !root->is_object()) return false;
+  const std::optional<int64_t> step = json_whole(root->find_set("step"));
+  if (!step || *step > last) return false;
+  const std::string type = text(*root, "type");
+  if (type == "step") {
+    StepRecord r{*step, text(*root, "phase")};
+    r.loss = number(*root, "loss");
+    r.learning_rate = number(*root, "learning_rate");
+    r.gradient_norm = number(*root, "gradient_norm");
+    r.load_violation = number(*root, "load_violation");
+    r.load_violation_worst = number(*root, "load_violation_worst");
+    r.largest_logit = number(*root, "largest_logit");
+    r.seconds = number(*root, "seconds");
+    r.tokens = whole(*root, "tokens");
+    r.flops = number(*root, "flops");
+    history.steps.push_back(r);
+  } else if (type == "evaluation") {
+    history.evaluations.push_back(
+        {*step, text(*root, "source"), number(*root, "nats_per_token"), number(*root, "bits_per_byte"), whole(*root, "tokens"), whole(*root, "bytes")});
+  } else if (type == "sample") {
+    history.samples.push_back({*step, text(*root, "kind"), text(*root, "prompt"), text(*root, "text")});
+  }
+  return true;
+}
+
 }  // namespace
+
+RunHistory read_history(std::string_view lines, int64_t last, std::string* kept) {
+  RunHistory history;
+  for (size_t at = 0; at < lines.size();) {
+    const size_t end = std::min(lines.find('\n', at), lines.size());
+    const std::string_view line = lines.substr(at, end - at);
+    // The last line of a killed run may be half of one.
+    if (read_line(line, last, history)) *kept += std::string(line) + "\n";
+    at = end + 1;
+  }
+  return history;
+}
 
 struct RunLog::Impl {
   std::string path, folder;
@@ -64,32 +97,6 @@ struct RunLog::Impl {
 
   ~Impl() {
     if (fd >= 0) ::close(fd);
-  }
-
-  void read_line(std::string_view line, int64_t resumed, std::string* kept) {
-    const Result<JsonNode> root = parse_json(line);
-    // The last line of a killed run may be half of one.
-    if (!root.ok() || !root->is_object() || whole(*root, "step") > resumed) return;
-    *kept += std::string(line) + "\n";
-    const std::string type = text(*root, "type");
-    if (type == "step") {
-      StepRecord r{whole(*root, "step"), text(*root, "phase")};
-      r.loss = number(*root, "loss");
-      r.learning_rate = number(*root, "learning_rate");
-      r.gradient_norm = number(*root, "gradient_norm");
-      r.load_violation = number(*root, "load_violation");
-      r.load_violation_worst = number(*root, "load_violation_worst");
-      r.largest_logit = number(*root, "largest_logit");
-      r.seconds = number(*root, "seconds");
-      r.tokens = whole(*root, "tokens");
-      r.flops = number(*root, "flops");
-      history.steps.push_back(r);
-    } else if (type == "evaluation") {
-      history.evaluations.push_back({whole(*root, "step"), text(*root, "source"), number(*root, "nats_per_token"), number(*root, "bits_per_byte"),
-                                     whole(*root, "tokens"), whole(*root, "bytes")});
-    } else if (type == "sample") {
-      history.samples.push_back({whole(*root, "step"), text(*root, "kind"), text(*root, "prompt"), text(*root, "text")});
-    }
   }
 
   Status append(std::string_view line) { return write_all(fd, path, std::as_bytes(std::span(line))); }
@@ -103,11 +110,7 @@ Result<RunLog> RunLog::open(const std::string& folder, int64_t resumed_step, Run
   std::string kept;
   if (path_exists(impl->path) && resumed_step > 0) {
     K3_TRY_ASSIGN(const std::string all, read_file(impl->path));
-    for (size_t at = 0; at < all.size();) {
-      const size_t end = std::min(all.find('\n', at), all.size());
-      impl->read_line(std::string_view(all).substr(at, end - at), resumed_step, &kept);
-      at = end + 1;
-    }
+    impl->history = read_history(all, resumed_step, &kept);
   }
   K3_TRY(write_file(impl->path, kept));
   impl->fd = ::open(impl->path.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC);

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "k3/base/result.h"
@@ -24,7 +25,7 @@ struct StepRecord {
   double gradient_norm = 0, load_violation = 0, load_violation_worst = 0, largest_logit = 0;
   double seconds = 0;  // of the step
   int64_t tokens = 0;  // of the step
-  double flops = 0;    // of the step, by the formula of step_cost.h; 0: not known
+  double flops = 0;    // of the step, by the formula of train_flops.h; 0: not known
 };
 
 struct EvaluationRecord {
@@ -50,6 +51,9 @@ struct RunHistory {
   std::vector<EvaluationRecord> evaluations;
   std::vector<SampleRecord> samples;
 };
+
+// The lines of a log.jsonl up to and with step `last`; `kept` gets these lines. What is no line of ours, or half of one, is left out.
+RunHistory read_history(std::string_view lines, int64_t last, std::string* kept);
 
 class RunLog {
  public:

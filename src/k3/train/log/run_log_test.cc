@@ -78,6 +78,19 @@ TEST(RunLog, HalfALineAndLinesThatAreNoneAreLeftOut) {
   EXPECT_EQ(3, log.steps().back().step);
 }
 
+// A number that no step has must not be cast to one.
+TEST(RunLog, StepsThatAreNoneAreLeftOut) {
+  std::string kept;
+  const std::string good = R"({"type":"step","step":2,"loss":1.5,"tokens":1e300})";
+  const RunHistory history = read_history(R"({"type":"step","step":1e300})" "\n" R"({"type":"step","step":1.5})" "\n" R"({"type":"step"})" "\n" + good +
+                                              "\n" R"({"type":"step","step":99999999999999999999})",
+                                          1000, &kept);
+  ASSERT_EQ(1U, history.steps.size());
+  EXPECT_EQ(2, history.steps[0].step);
+  EXPECT_EQ(0, history.steps[0].tokens);
+  EXPECT_EQ(good + "\n", kept);
+}
+
 TEST(RunLog, AFolderThatIsNotThereIsNamed) {
   const Result<RunLog> log = RunLog::open("/proc/nothing", 0, {});
   ASSERT_FALSE(log.ok());

@@ -10,7 +10,7 @@
 #include "k3/base/file.h"
 #include "k3/base/json_writer.h"
 #include "k3/format/checkpoint.h"
-#include "k3/format/json/json_tree.h"
+#include "k3/train/json_number.h"
 
 namespace k3::train {
 namespace {
@@ -30,6 +30,8 @@ Status sync_folder(const std::string& folder) {
   return {};
 }
 
+}  // namespace
+
 std::string state_json(const RunState& state) {
   JsonWriter out(2);
   out.begin_object();
@@ -39,15 +41,19 @@ std::string state_json(const RunState& state) {
   return out.text() + "\n";
 }
 
-Result<double> number(const JsonNode& node, std::string_view key) {
-  const JsonNode* const field = node.find_set(key);
-  double value = 0;
-  if (field == nullptr || !field->is_number()) return fail(Code::corrupt, "'{}' is missing", key);
-  std::from_chars(field->raw.data(), field->raw.data() + field->raw.size(), value);
-  return value;
+Result<RunState> parse_state(std::string_view json, const std::string& source) {
+  const Result<JsonNode> root = parse_json(json);
+  if (!root.ok()) return fail(Code::corrupt, "{}: {}", source, root.error().message);
+  const std::optional<int64_t> step = json_whole(root->find_set("step")), best_step = json_whole(root->find_set("best_step"));
+  const std::optional<double> best = json_real(root->find_set("best_bits_per_byte")), seconds = json_real(root->find_set("seconds"));
+  if (!step || *step < 0) return fail(Code::corrupt, "{}: 'step' is missing or no whole number from 0", source);
+  if (!best_step || *best_step < -1 || *best_step > *step) return fail(Code::corrupt, "{}: 'best_step' is missing or no step from -1 to {}", source, *step);
+  if (!best || *best < 0) return fail(Code::corrupt, "{}: 'best_bits_per_byte' is missing or no number from 0", source);
+  if (!seconds || *seconds < 0) return fail(Code::corrupt, "{}: 'seconds' is missing or no number from 0", source);
+  RunState state{*step, *best, *best_step, *seconds, {}};
+  if (const JsonNode* const hash = root->find_set("config_hash")) state.config_hash = hash->text;
+  return state;
 }
-
-}  // namespace
 
 std::string Checkpoints::path(int64_t step) const { return folder_ + "/" + std::string(kPrefix) + std::to_string(step); }
 
@@ -60,7 +66,7 @@ Result<std::vector<int64_t>> Checkpoints::all() const {
     if (!name.starts_with(kPrefix)) continue;
     int64_t step = 0;
     const char* const end = name.data() + name.size();
-    if (std::from_chars(name.data() + kPrefix.size(), end, step).ptr == end) steps.push_back(step);
+    if (std::from_chars(name.data() + kPrefix.size(), end, step).ptr == end && step >= 0) steps.push_back(step);
   }
   if (error) return fail(Code::unavailable, "{}: {}", folder_, error.message());
   std::sort(steps.begin(), steps.end());
@@ -76,16 +82,7 @@ Result<std::optional<int64_t>> Checkpoints::newest() const {
 Result<RunState> Checkpoints::read_state(int64_t step) const {
   const std::string file = path(step) + "/state.json";
   K3_TRY_ASSIGN(const std::string text, read_file(file));
-  Result<JsonNode> root = parse_json(text);
-  if (!root.ok()) return fail(Code::corrupt, "{}: {}", file, root.error().message);
-  RunState state;
-  K3_TRY_ASSIGN(const double done, number(*root, "step").with_context(file));
-  K3_TRY_ASSIGN(state.best_bits_per_byte, number(*root, "best_bits_per_byte").with_context(file));
-  K3_TRY_ASSIGN(const double best, number(*root, "best_step").with_context(file));
-  K3_TRY_ASSIGN(state.seconds, number(*root, "seconds").with_context(file));
-  state.step = static_cast<int64_t>(done);
-  state.best_step = static_cast<int64_t>(best);
-  if (const JsonNode* const hash = root->find_set("config_hash")) state.config_hash = hash->text;
+  K3_TRY_ASSIGN(RunState state, parse_state(text, file));
   if (state.step != step) return fail(Code::corrupt, "{}: says step {} in a folder of step {}", file, state.step, step);
   return state;
 }

@@ -12,6 +12,7 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "k3/model/train/train_weights.h"
 
@@ -24,6 +25,10 @@ struct RunState {
   double seconds = 0;      // of training, over all parts of the run
   std::string config_hash;
 };
+
+// state.json of a checkpoint; `source` is for messages (corrupt: what is missing, or no number that may stand there).
+std::string state_json(const RunState& state);
+Result<RunState> parse_state(std::string_view json, const std::string& source);
 
 class Checkpoints {
  public:
