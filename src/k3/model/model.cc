@@ -220,7 +220,7 @@ Status Runner::flatten(std::span<const StepInput> inputs) {
                   cache_.ctx_tokens(), cache_.length(input.sequence), input.tokens.size());
     }
     sequences_.push_back(input.sequence);
-    flat_.add(input.tokens, cache_.length(input.sequence), input.logits);
+    flat_.add(input.tokens, cache_.length(input.sequence), input.logits, input.choice);
   }
   // Before the caches are touched: a step that is too large leaves its sequences as they are.
   return stepper_.check_size(flat_);
@@ -243,7 +243,7 @@ Result<Tensor> Runner::step(std::span<const StepInput> inputs) {
 }
 
 Result<std::span<const float>> Runner::feed(int32_t sequence, std::span<const int32_t> tokens,
-                                            const std::function<bool(int64_t)>& progress) {
+                                            const std::function<bool(int64_t)>& progress, const RowChoice& choice) {
   const auto count = static_cast<int64_t>(tokens.size());
   K3_TRY(check_sequence(sequence));
   if (count > cache_.room(sequence)) {
@@ -254,7 +254,7 @@ Result<std::span<const float>> Runner::feed(int32_t sequence, std::span<const in
   for (int64_t begin = 0; begin < count; begin += options_.chunk_tokens) {
     const int64_t end = std::min(count, begin + options_.chunk_tokens);
     const StepInput input{sequence, tokens.subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin)),
-                          end == count ? StepInput::Logits::last : StepInput::Logits::none};
+                          end == count ? StepInput::Logits::last : StepInput::Logits::none, choice};
     K3_TRY_ASSIGN(logits, step(std::span(&input, 1)));
     if (progress && !progress(end) && end < count) return fail(Code::cancelled, "stopped after {} tokens", end);
   }

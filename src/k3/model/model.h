@@ -91,6 +91,7 @@ struct StepInput {
   std::span<const int32_t> tokens;
   using Logits = WantLogits;
   Logits logits = Logits::last;
+  RowChoice choice = {};  // of its rows of logits, where can_choose()
 };
 
 class Runner {
@@ -103,10 +104,12 @@ class Runner {
   // For benches: Stepper::time_part over a step that is not taken.
   Result<double> time_part(std::span<const StepInput> inputs, const Stepper::Part& part, int64_t repeats);
 
-  // Feeds one sequence in chunks; the logits of the last token. `progress` hears the tokens done and may answer
+  // Feeds one sequence in chunks; the logits of the last token, from which `choice` may choose. `progress` hears the tokens done and may answer
   // false to stop between chunks (cancelled; the tokens so far are in the cache).
   Result<std::span<const float>> feed(int32_t sequence, std::span<const int32_t> tokens,
-                                      const std::function<bool(int64_t done_tokens)>& progress = {});
+                                      const std::function<bool(int64_t done_tokens)>& progress = {}, const RowChoice& choice = {});
+  bool can_choose() const { return stepper_.can_choose(); }
+  std::span<const ops::cuda::ChosenRow> chosen() const { return stepper_.chosen(); }  // of the last step: Stepper::chosen
 
   void reset(int32_t sequence);
   // For benches: every sequence with so many tokens of history that no model has read; see SequencePool::pretend.
