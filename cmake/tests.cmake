@@ -49,7 +49,7 @@ if(K3_HAVE_CUDA)
   add_library(k3_racecheck_kernels OBJECT EXCLUDE_FROM_ALL ${CMAKE_SOURCE_DIR}/src/k3/ops/kda/cuda/kda_prefill_sm90.cu
               ${CMAKE_SOURCE_DIR}/src/k3/ops/mla/cuda/mla_decode_sm90.cu ${CMAKE_SOURCE_DIR}/src/k3/ops/mla/cuda/mla_decode_halves_sm90.cu
               ${CMAKE_SOURCE_DIR}/src/k3/ops/mla/cuda/mla_fused_sm90.cu ${CMAKE_SOURCE_DIR}/src/k3/ops/gemm/cuda/gemm_one_sm90.cu
-              ${CMAKE_SOURCE_DIR}/src/k3/ops/moe/cuda/moe_one_sm90.cu)
+              ${CMAKE_SOURCE_DIR}/src/k3/ops/moe/cuda/moe_one_sm90.cu ${CMAKE_SOURCE_DIR}/src/k3/ops/sampling/cuda/sampling_sm90.cu)
   target_include_directories(k3_racecheck_kernels PRIVATE ${CMAKE_SOURCE_DIR}/src)
   target_compile_definitions(k3_racecheck_kernels PRIVATE K3_RACECHECK)
   target_compile_options(k3_racecheck_kernels PRIVATE ${K3_CUDA_FLAGS} ${K3_GENCODE_sm90})

@@ -371,10 +371,21 @@ std::vector<EngineCore::Line*> EngineCore::plan_step(std::vector<StepItem>& item
     item.checkpoints = cache_.plan_checkpoints(*line->sequence, target);
     if (target == line->size()) item.logits = WantLogits::last;
     if (line->job->request.prompt_logprobs && line->generated == 0) item.logits = WantLogits::all;
+    if (item.logits == WantLogits::last) item.choice = choice_of(*line);
     items.push_back(item);
     lines.push_back(line);
   }
   return lines;
+}
+
+// For the executor to choose the next token by; none where the choice needs the logits: for what is told of them, what else changes them,
+// or other choices that begin with them.
+RowChoice EngineCore::choice_of(const Line& line) const {
+  const Request& r = line.job->request;
+  const bool forks = line.generated == 0 && line.job->lines.size() > 1;
+  const bool masked = line.constraint.has_value() || (line.generated < r.min_tokens && !r.stop_ids.empty());
+  if (!executor_.can_choose() || r.logprobs >= 0 || forks || masked) return {};
+  return line.sampler->plain_row(static_cast<uint64_t>(line.generated));
 }
 
 bool EngineCore::step() {
@@ -398,6 +409,7 @@ bool EngineCore::step() {
     fail_step(lines, logits.error());
   } else {
     int64_t row = 0;
+    const std::span<const ops::cuda::ChosenRow> chosen = executor_.chosen();
     const int64_t rows = logits->rank == 2 ? logits->dim(0) : 0;
     for (size_t i = 0; i < lines.size(); ++i) {
       const int64_t count = items[i].logits == WantLogits::none   ? 0
@@ -405,7 +417,10 @@ bool EngineCore::step() {
                                                                         : items[i].token_count;
       const int64_t take = std::min(count, rows - row);  // a simulation has no logits
       // A fault of one choice has ended its siblings, here or in a step that fails.
-      if (lines[i]->runs()) land(*lines[i], take > 0 ? logits->slice(row, row + take) : Tensor());
+      const bool is_chosen = items[i].choice && !chosen.empty();
+      if (lines[i]->runs()) {
+        land(*lines[i], take > 0 ? logits->slice(row, row + take) : Tensor(), is_chosen ? &chosen[static_cast<size_t>(row)] : nullptr);
+      }
       row += take;
     }
   }

@@ -94,10 +94,13 @@ class EngineCore {
   void choose_phase(const std::vector<Line*>& order);
   std::vector<Line*> plan_step(std::vector<StepItem>& items);
   void fail_step(const std::vector<Line*>& lines, const Error& error);
-  void land(Line& line, const Tensor& rows);
+  RowChoice choice_of(const Line& line) const;
+  void land(Line& line, const Tensor& rows, const ops::cuda::ChosenRow* chosen);
   void report_prompt(Line& line, const Tensor& rows);
   void fork_choices(Line& line, std::span<const float> logits);
-  bool sample(Line& line, std::span<const float> logits);
+  void sample(Line& line, std::span<const float> logits);
+  Result<int32_t> choose(Line& line, std::span<const float> logits);
+  void take(Line& line, Result<int32_t> id, std::span<const float> logits);
   void emit(Line& line, int32_t id, std::span<const float> logits);
 
   void note_device(const Error& error);

@@ -13,9 +13,12 @@ std::span<const float> last_row(const Tensor& rows) {
 
 }  // namespace
 
-void EngineCore::land(Line& line, const Tensor& rows) {
+// chosen: of the only row, which holds nothing then.
+void EngineCore::land(Line& line, const Tensor& rows, const ops::cuda::ChosenRow* chosen) {
   const bool have_rows = rows.data != nullptr && rows.dim(0) > 0;
-  if (have_rows && !ops::all_finite({rows.f32(), static_cast<size_t>(rows.size())})) {
+  const bool broken = chosen != nullptr ? (chosen->flags & ops::cuda::kSampleNotFinite) != 0
+                                        : have_rows && !ops::all_finite({rows.f32(), static_cast<size_t>(rows.size())});
+  if (broken) {
     ++counters_.nonfinite;
     cache_.abandon(*line.sequence);
     fault(line, fail(Code::internal, "the model answered numbers that are not finite"), true);
@@ -36,6 +39,10 @@ void EngineCore::land(Line& line, const Tensor& rows) {
   line.planned = 0;
   if (line.cached < line.size() || !have_rows) return;
   line.state = Line::State::decode;
+  if (chosen != nullptr) {
+    take(line, ops::chosen_id(*chosen), {});
+    return;
+  }
   const std::span<const float> logits = last_row(rows);
   if (first_pass && line.choice == 0 && line.job->lines.size() > 1) fork_choices(line, logits);
   if (line.state == Line::State::ended) return;  // a fault of a sibling ends all
@@ -84,8 +91,10 @@ void EngineCore::fork_choices(Line& first, std::span<const float> logits) {
   }
 }
 
-// Chooses the next token and tells the request; false when the choice ended.
-bool EngineCore::sample(Line& line, std::span<const float> logits) {
+// Chooses the next token and tells the request.
+void EngineCore::sample(Line& line, std::span<const float> logits) { take(line, choose(line, logits), logits); }
+
+Result<int32_t> EngineCore::choose(Line& line, std::span<const float> logits) {
   const Request& r = line.job->request;
   std::span<const uint32_t> mask;
   const auto words = mask_words(static_cast<int64_t>(logits.size()));
@@ -98,21 +107,25 @@ bool EngineCore::sample(Line& line, std::span<const float> logits) {
       if (id >= 0 && static_cast<size_t>(id) < logits.size()) mask_[static_cast<size_t>(id) / 32] &= ~(1U << (id % 32));
     }
   }
-  Result<int32_t> id = line.sampler->sample(logits, line.prompt(), line.answer(), mask);
+  return line.sampler->sample(logits, line.prompt(), line.answer(), mask);
+}
+
+// The line goes on with this token, or ends with the fault. logits: only for a request that wants to be told of them.
+void EngineCore::take(Line& line, Result<int32_t> id, std::span<const float> logits) {
+  const Request& r = line.job->request;
   if (!id.ok() && !r.sampling.logit_bias.empty()) {
     fault(line, fail(Code::invalid_argument, "logit_bias: leaves no token to choose ({})", id.error().message), false);
-    return false;
+    return;
   }
   if (!id.ok()) {
     fault(line, std::move(id).take_error(), false);
-    return false;
+    return;
   }
   if (line.constraint && !line.constraint->accept(*id)) {
     fault(line, fail(Code::internal, "token {} left the grammar", *id), false);
-    return false;
+    return;
   }
   emit(line, *id, logits);
-  return line.state != Line::State::ended;
 }
 
 void EngineCore::emit(Line& line, int32_t id, std::span<const float> logits) {

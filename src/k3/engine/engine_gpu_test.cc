@@ -345,6 +345,42 @@ TEST_P(EngineOnGpu, AFaultIsItsRequestsAloneAndItsPagesAreZeroed) {
   EXPECT_EQ(e.answer(request(ids(150, 30), 2)).admitted->matched_tokens, 0);
 }
 
+// The same steps with and without: the recorder hides that the executor can choose.
+TEST_P(EngineOnGpu, TokensChosenOnTheGpuAreThoseOfTheHost) {
+  std::vector<Request> plain(6, request({}, 40));
+  for (size_t i = 0; i < plain.size(); ++i) {
+    plain[i].prompt = ids(40 + 60 * i, 60 + i);
+    plain[i].sampling.temperature = i == 0 ? 0.0F : 1.0F;
+    plain[i].sampling.seed = 7 + i;
+    plain[i].ignore_eos = true;
+  }
+  plain[2].sampling.top_k = 40;
+  plain[3].sampling.top_p = 0.8F;
+  plain[4].sampling.frequency_penalty = 0.5F;
+  plain[5].choices = 2;
+  std::vector<std::vector<Outcome>> both;
+  for (const bool on_gpu : {false, true}) {
+    GpuEngine e(GetParam(), 120, [](GpuEngine& g) { g.options.max_running = 8; });
+    EngineCore core(e.options, *e.cache, on_gpu ? static_cast<Executor&>(*e.executor) : *e.recorder);
+    EXPECT_TRUE(e.executor->can_choose());
+    std::vector<Outcome> outs(plain.size());
+    for (size_t i = 0; i < plain.size(); ++i) {
+      Request r = plain[i];
+      listen(r, outs[i]);
+      core.submit(RequestId{1 + i}, std::move(r));
+    }
+    for (int i = 0; core.has_work(); ++i) {
+      ASSERT_LT(i, 1000);
+      core.step();
+    }
+    both.push_back(std::move(outs));
+  }
+  for (size_t i = 0; i < plain.size(); ++i) {
+    EXPECT_FALSE(both[1][i].summary->error.has_value());
+    EXPECT_EQ(both[0][i].ids, both[1][i].ids) << i;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Blocks, EngineOnGpu, testing::Values(64, 16));
 
 // The engine with its thread: the pool that it takes by itself, and sizes that do not fit.

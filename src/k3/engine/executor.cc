@@ -107,7 +107,7 @@ Result<Tensor> ModelExecutor::step(std::span<const StepItem> items) {
       if (gpu && write.position == item.history + item.token_count) continue;
       exports_[i].push_back({write.position - item.history, write.pages});
     }
-    inputs_.push_back({item.tokens, item.history, item.block_table, item.state_pages, exports_[i], item.logits});
+    inputs_.push_back({item.tokens, item.history, item.block_table, item.state_pages, exports_[i], item.logits, item.choice});
   }
   Result<Tensor> logits = runner_.step(inputs_);
   if (!gpu || !logits.ok()) return logits;

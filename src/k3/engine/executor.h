@@ -24,6 +24,7 @@ struct StepItem {
   std::span<const int32_t> block_table, state_pages;
   std::span<const cache::CheckpointWrite> checkpoints;
   WantLogits logits = WantLogits::none;
+  RowChoice choice = {};  // of its last row, where can_choose()
 };
 
 class Executor {
@@ -34,6 +35,10 @@ class Executor {
   virtual double now_seconds() const = 0;  // monotonic
   virtual int64_t most_tokens() const = 0;      // of a step
   virtual int64_t most_rows() const = 0;        // of logits in a step
+  // Tokens are chosen where the logits are computed, and those do not come; chosen(): by the row of the last step, kNotChosen where
+  // they did, empty where all did.
+  virtual bool can_choose() const { return false; }
+  virtual std::span<const ops::cuda::ChosenRow> chosen() const { return {}; }
 };
 
 // The most that the engine will ask of a step.
@@ -59,6 +64,8 @@ class ModelExecutor final : public Executor {
   double now_seconds() const override;
   int64_t most_tokens() const override { return runner_.most_tokens(); }
   int64_t most_rows() const override { return runner_.most_rows(); }
+  bool can_choose() const override { return runner_.can_choose(); }
+  std::span<const ops::cuda::ChosenRow> chosen() const override { return runner_.chosen(); }
 
  private:
   ModelExecutor(PagedRunner runner, const Model& model, const cache::CacheShape& shape, const ExecutorLimits& limits, bool deterministic)

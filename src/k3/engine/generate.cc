@@ -32,12 +32,19 @@ Result<GenerateResult> generate(Runner& runner, int32_t sequence, std::span<cons
   std::vector<int32_t> seen(history.begin(), history.end());
   seen.insert(seen.end(), prompt.begin(), prompt.end());
 
+  ops::Sampler sampler(options.sampling, vocab);
+  // On a GPU the next token is chosen where the logits are, if that needs nothing but the filters.
+  const auto choice = [&] { return runner.can_choose() ? sampler.plain_row(result.ids.size()) : RowChoice(); };
+  const auto next = [&](std::span<const float> logits) {
+    return runner.chosen().empty() ? sampler.sample(logits, seen, result.ids) : ops::chosen_id(runner.chosen().back());
+  };
+
   const Clock::time_point prefill_start = Clock::now();
   auto fed = runner.feed(sequence, prompt, [&](int64_t done) {
     result.prompt_tokens_fed = done;
     if (options.on_prefill) options.on_prefill(done, static_cast<int64_t>(prompt.size()));
     return !stopped();
-  });
+  }, choice());
   result.prefill_seconds = seconds_since(prefill_start);
   if (!fed.ok() && fed.error().code != Code::cancelled) return std::move(fed).take_error();
   if (!fed.ok()) {
@@ -45,7 +52,6 @@ Result<GenerateResult> generate(Runner& runner, int32_t sequence, std::span<cons
     return result;
   }
 
-  ops::Sampler sampler(options.sampling, vocab);
   std::span<const float> logits = *fed;
   const Clock::time_point decode_start = Clock::now();
   while (true) {
@@ -54,7 +60,7 @@ Result<GenerateResult> generate(Runner& runner, int32_t sequence, std::span<cons
       result.reason = StopReason::cancelled;
       break;
     }
-    K3_TRY_ASSIGN(const int32_t id, sampler.sample(logits, seen, result.ids));
+    K3_TRY_ASSIGN(const int32_t id, next(logits));
     result.ids.push_back(id);
     result.last_id_unfed = true;
     const bool end = std::find(options.stop_ids.begin(), options.stop_ids.end(), id) != options.stop_ids.end();
@@ -75,7 +81,7 @@ Result<GenerateResult> generate(Runner& runner, int32_t sequence, std::span<cons
       result.reason = StopReason::context;
       break;
     }
-    K3_TRY_ASSIGN(logits, runner.feed(sequence, std::span(&id, 1)));
+    K3_TRY_ASSIGN(logits, runner.feed(sequence, std::span(&id, 1), {}, choice()));
     result.last_id_unfed = false;
   }
   result.decode_seconds = seconds_since(decode_start);

@@ -9,9 +9,11 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 
 #include "k3/ops/paged.h"
+#include "k3/ops/sampling/cuda/sampling_rule.h"
 
 namespace k3 {
 
@@ -23,12 +25,16 @@ struct LayerCache {
   ops::DeviceExports device_exports;  // on a GPU: `exports`, in device memory
 };
 
+// How the token behind a row of logits is chosen where they are computed; none: the row comes to the host.
+using RowChoice = std::optional<ops::cuda::SampleRow>;
+
 struct Batch {
   std::span<const int32_t> tokens;
   std::span<const int64_t> offsets;
   std::span<const int64_t> history;
   std::span<const LayerCache> caches;
   std::span<const int64_t> logit_rows;  // indices into tokens whose logits are wanted, ascending
+  std::span<const RowChoice> choices = {};  // of logit_rows; empty: none
 
   int64_t token_count() const { return static_cast<int64_t>(tokens.size()); }
   int64_t sequence_count() const { return static_cast<int64_t>(history.size()); }

@@ -60,7 +60,7 @@ class Model {
   const std::optional<GpuPlan>& gpu_plan() const { return gpu_plan_; }
   std::optional<StreamStats> stream_stats() const;  // of a model that reads from disk
   Result<std::optional<ops::ExpertStoreStats>> expert_store_stats() const;  // of a model larger than its GPU
-  Status save_expert_stats() const;                 // to StreamOptions::expert_stats, if that was given
+  Status save_expert_stats() const;                 // to StreamOptions::expert_stats, if that was given and experts are counted
   Device device() const { return device_; }
   const std::string& folder() const { return folder_; }
   Status check_ids(std::span<const int32_t> ids) const;
@@ -73,6 +73,8 @@ class Model {
   std::optional<GpuPlan> gpu_plan_;
   std::unique_ptr<WeightStream> stream_;
   std::string folder_;
+  std::string expert_stats_;            // on a GPU: the file, and what it said at the start
+  std::vector<uint64_t> earlier_uses_;
 };
 
 // The folder of a model path that may be the folder or its config file.
@@ -91,6 +93,7 @@ struct StepInput {
   std::span<const int32_t> tokens;
   using Logits = WantLogits;
   Logits logits = Logits::last;
+  RowChoice choice = {};  // of its rows of logits, where can_choose()
 };
 
 class Runner {
@@ -103,10 +106,12 @@ class Runner {
   // For benches: Stepper::time_part over a step that is not taken.
   Result<double> time_part(std::span<const StepInput> inputs, const Stepper::Part& part, int64_t repeats);
 
-  // Feeds one sequence in chunks; the logits of the last token. `progress` hears the tokens done and may answer
+  // Feeds one sequence in chunks; the logits of the last token, from which `choice` may choose. `progress` hears the tokens done and may answer
   // false to stop between chunks (cancelled; the tokens so far are in the cache).
   Result<std::span<const float>> feed(int32_t sequence, std::span<const int32_t> tokens,
-                                      const std::function<bool(int64_t done_tokens)>& progress = {});
+                                      const std::function<bool(int64_t done_tokens)>& progress = {}, const RowChoice& choice = {});
+  bool can_choose() const { return stepper_.can_choose(); }
+  std::span<const ops::cuda::ChosenRow> chosen() const { return stepper_.chosen(); }  // of the last step: Stepper::chosen
 
   void reset(int32_t sequence);
   // For benches: every sequence with so many tokens of history that no model has read; see SequencePool::pretend.

@@ -84,7 +84,7 @@ Result<Tensor> PagedRunner::step(std::span<const PagedInput> inputs) {
   flat_.clear();
   for (const PagedInput& input : inputs) {
     K3_TRY(stepper_.model().check_ids(input.tokens));
-    flat_.add(input.tokens, input.history, input.logits);
+    flat_.add(input.tokens, input.history, input.logits, input.choice);
   }
   K3_TRY(stepper_.check_size(flat_));
   make_views(inputs);

@@ -45,6 +45,7 @@ struct PagedInput {
   std::span<const int32_t> state_pages;  // one a KDA group
   std::span<const PagedExport> exports = {};
   WantLogits logits = WantLogits::last;
+  RowChoice choice = {};  // of its rows of logits, where can_choose()
 };
 
 class PagedRunner {
@@ -65,6 +66,8 @@ class PagedRunner {
 
   // One forward over all inputs; the logits rows in order, valid until the next call.
   Result<Tensor> step(std::span<const PagedInput> inputs);
+  bool can_choose() const { return stepper_.can_choose(); }
+  std::span<const ops::cuda::ChosenRow> chosen() const { return stepper_.chosen(); }  // of the last step: Stepper::chosen
   int64_t most_tokens() const { return stepper_.most_tokens(); }
   int64_t most_rows() const { return stepper_.most_rows(); }
 

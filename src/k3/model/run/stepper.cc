@@ -13,9 +13,10 @@ void FlatStep::clear() {
   offsets.assign(1, 0);
   history.clear();
   rows.clear();
+  choices.clear();
 }
 
-void FlatStep::add(std::span<const int32_t> ids, int64_t history_tokens, WantLogits logits) {
+void FlatStep::add(std::span<const int32_t> ids, int64_t history_tokens, WantLogits logits, const RowChoice& choice) {
   const int64_t begin = offsets.back();
   tokens.insert(tokens.end(), ids.begin(), ids.end());
   const auto end = static_cast<int64_t>(tokens.size());
@@ -23,6 +24,7 @@ void FlatStep::add(std::span<const int32_t> ids, int64_t history_tokens, WantLog
   history.push_back(history_tokens);
   const int64_t first = logits == WantLogits::all ? begin : logits == WantLogits::last ? std::max(begin, end - 1) : end;
   for (int64_t t = first; t < end; ++t) rows.push_back(t);
+  choices.resize(rows.size(), choice);
 }
 
 Stepper::Stepper(const Model& model) : model_(&model), workspace_(std::make_unique<Workspace>(model.device())) {}
@@ -84,6 +86,7 @@ Status Stepper::check_size(const FlatStep& step) const {
 }
 
 Result<Tensor> Stepper::run(const Batch& batch) {
+  chosen_.clear();
   if (gpu_ != nullptr) return ctx_.deterministic ? run_each_token_on_gpu(batch) : run_on_gpu(batch);
   const auto rows = static_cast<int64_t>(batch.logit_rows.size());
   const int64_t vocab = model_->config().vocab_size;

@@ -41,10 +41,11 @@ enum class WantLogits { none, last, all };  // of an input's tokens
 struct FlatStep {
   std::vector<int32_t> tokens;
   std::vector<int64_t> offsets{0}, history, rows;
+  std::vector<RowChoice> choices;  // of rows
 
   void clear();
-  void add(std::span<const int32_t> ids, int64_t history_tokens, WantLogits logits);
-  Batch batch(std::span<const LayerCache> caches) const { return {tokens, offsets, history, caches, rows}; }
+  void add(std::span<const int32_t> ids, int64_t history_tokens, WantLogits logits, const RowChoice& choice = {});
+  Batch batch(std::span<const LayerCache> caches) const { return {tokens, offsets, history, caches, rows, choices}; }
 };
 
 class Stepper {
@@ -53,8 +54,13 @@ class Stepper {
 
   // Against the memory plan or the limits of a GPU's arrays; call before caches are touched.
   Status check_size(const FlatStep& step) const;
-  // Logits of batch.logit_rows, in host memory, valid until the next call.
+  // Logits of batch.logit_rows, in host memory, valid until the next call. Where can_choose(), rows with a choice hold nothing of use:
+  // chosen() has their tokens.
   Result<Tensor> run(const Batch& batch);
+  // Batch::choices are heeded: on a GPU that is not deterministic (a choice must not depend on whether someone looks at the logits).
+  bool can_choose() const;
+  // Of the rows of the last run(); empty when it had no choices, kNotChosen for rows that came as logits.
+  std::span<const ops::cuda::ChosenRow> chosen() const { return chosen_; }
 
   // Captured steps name the addresses of caches: call when those move.
   void forget_graphs() {
@@ -84,6 +90,7 @@ class Stepper {
     DeviceStepBuffers buffers;
     std::vector<LayerCache> token_caches;  // of one sequence (stepper_deterministic.cc)
     Storage logits, host_logits;  // as many rows as a step ever had; the host's are pinned
+    Storage choices, host_choices;  // likewise: SampleRow, then ids, then flags (stepper_choices.cc)
     // Steps of one token a sequence, by number of sequences: captured when they come a second time.
     std::map<int64_t, GraphHandle> graphs;
     EventHandle begun, computed;  // after time_steps()
@@ -97,6 +104,11 @@ class Stepper {
   Status compute_token_on_gpu(const Batch& batch, int64_t sequence, int64_t token);
   Status copy_states_on_gpu(const Batch& batch, int64_t sequence, int64_t tokens_done);
   Status reserve_logits_on_gpu(int64_t rows);
+  // stepper_choices.cc: tokens chosen where the logits are.
+  Status stage_choices_on_gpu(const Batch& batch);
+  Status choose_on_gpu(const Batch& batch, const Tensor& logits);
+  Status fetch_rows_on_gpu(const Batch& batch, const Tensor& host);
+  void note_chosen(const Batch& batch);
   bool in_parts(int64_t tokens) const;
   Status compute_on_gpu(const Batch& batch, const Tensor& logits);
 
@@ -105,6 +117,7 @@ class Stepper {
   std::unique_ptr<Gpu> gpu_;
   ops::Ctx ctx_;
   std::vector<float> logits_;
+  std::vector<ops::cuda::ChosenRow> chosen_;
 };
 
 }  // namespace k3

@@ -98,13 +98,16 @@ Status Stepper::reserve_logits_on_gpu(int64_t rows) {
   gpu.graphs.clear();  // they write to the old place
   K3_TRY_ASSIGN(gpu.logits, Storage::allocate_on(model_->device(), bytes));
   K3_TRY_ASSIGN(gpu.host_logits, Storage::pinned(bytes));
+  const int64_t choices = rows * static_cast<int64_t>(sizeof(ops::cuda::SampleRow) + sizeof(ops::cuda::ChosenRow));
+  K3_TRY_ASSIGN(gpu.choices, Storage::allocate_on(model_->device(), choices));
+  K3_TRY_ASSIGN(gpu.host_choices, Storage::pinned(choices));
   return {};
 }
 
 Result<Tensor> Stepper::run_on_gpu(const Batch& batch) {
   Gpu& gpu = *gpu_;
   const auto rows = static_cast<int64_t>(batch.logit_rows.size());
-  const int64_t vocab = model_->config().vocab_size, bytes = rows * vocab * 4;
+  const int64_t vocab = model_->config().vocab_size;
   K3_TRY(set_current_device(model_->device()));
   K3_TRY(reserve_logits_on_gpu(rows));
   const Tensor host(gpu.host_logits.data(), DType::f32, {rows, vocab});
@@ -120,12 +123,16 @@ Result<Tensor> Stepper::run_on_gpu(const Batch& batch) {
   Batch staged = batch;
   staged.caches = gpu.buffers.caches();
   ctx_.step = &gpu.buffers.step();
-  K3_TRY(compute_on_gpu(staged, Tensor(gpu.logits.data(), DType::f32, {rows, vocab})));
+  K3_TRY(stage_choices_on_gpu(batch));
+  const Tensor logits(gpu.logits.data(), DType::f32, {rows, vocab});
+  K3_TRY(compute_on_gpu(staged, logits));
+  K3_TRY(choose_on_gpu(batch, logits));
   K3_TRY(ops::cuda::take_error(gpu.ops.get()));
   if (gpu.computed) K3_TRY(record(gpu.computed, gpu.stream.get()));
   if (experts != nullptr) K3_TRY(experts->end_step(gpu.stream.get()));
-  K3_TRY(copy_async(gpu.host_logits.data(), gpu.logits.data(), bytes, gpu.stream.get()));
+  K3_TRY(fetch_rows_on_gpu(batch, host));
   K3_TRY(synchronize(gpu.stream.get()));
+  note_chosen(batch);
   return host;
 }
 

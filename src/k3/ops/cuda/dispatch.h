@@ -34,6 +34,8 @@ struct ExpertBank;
 
 namespace cuda {
 
+struct SampleRow;
+
 // The OpState of a Ctx (op_state.h), for layers that do not see CUDA.
 OpState* new_op_state();
 void delete_op_state(OpState* state);
@@ -81,6 +83,10 @@ void router(const Ctx& ctx, const Tensor& logits, const Tensor& bias, const ops:
 void routed_experts(const Ctx& ctx, const ops::RoutedExperts& args) noexcept;
 void moe(const Ctx& ctx, const Tensor& z, const Tensor& ids, const Tensor& weights, const ops::ExpertBank& experts, const ops::Glu& activation,
          const Tensor& out) noexcept;
+// Tokens of rows of logits (ops/sampling/cuda): params [T], or null where all are greedy; ids and flags [T]. All in device memory.
+// can_choose: there is a kernel for the current device and so many ids.
+bool can_choose(int64_t vocab) noexcept;
+void choose_rows(const Ctx& ctx, const Tensor& logits, const SampleRow* params, int32_t* ids, uint32_t* flags) noexcept;
 
 }  // namespace cuda
 }  // namespace k3::ops

@@ -52,6 +52,8 @@ void kda_train_vjp(const Ctx&, const ops::KdaTrainArgs&, const ops::KdaTrainSave
 void latent_append(const Ctx&, const Tensor&, const Tensor&, float, const PagedTable&) noexcept { never(); }
 void mla(const Ctx&, const ops::MlaArgs&) noexcept { never(); }
 void router(const Ctx&, const Tensor&, const Tensor&, const ops::RouterOptions&, const Tensor&, const Tensor&) noexcept { never(); }
+bool can_choose(int64_t) noexcept { return false; }
+void choose_rows(const Ctx&, const Tensor&, const SampleRow*, int32_t*, uint32_t*) noexcept { never(); }
 void moe(const Ctx&, const Tensor&, const Tensor&, const Tensor&, const ops::ExpertBank&, const ops::Glu&, const Tensor&) noexcept { never(); }
 
 void matmul(const Ctx&, const Tensor&, Op, const Tensor&, Op, const Tensor&, bool) noexcept { never(); }

@@ -41,6 +41,10 @@ float row_max(const float* x, size_t count) {
   return bad ? std::numeric_limits<float>::quiet_NaN() : result;
 }
 
+Error nothing_allowed() {
+  return fail(Code::internal, "no token is allowed: every logit is -infinity or forbidden (logit_bias, structured output)");
+}
+
 }  // namespace
 
 namespace {
@@ -286,11 +290,26 @@ Result<int32_t> Sampler::draw(float best, uint64_t counter) {
   return all ? static_cast<int32_t>(chosen) : order_[chosen];
 }
 
+bool Sampler::plain() const {
+  return params_.repetition_penalty == 1.0F && params_.presence_penalty == 0.0F && params_.frequency_penalty == 0.0F && params_.logit_bias.empty();
+}
+
+std::optional<cuda::SampleRow> Sampler::plain_row(uint64_t counter) const {
+  if (!plain()) return {};
+  const auto top_k = static_cast<int32_t>(std::min(params_.top_k, static_cast<int64_t>(vocab_)));
+  return cuda::SampleRow{params_.temperature, params_.top_p, params_.min_p, top_k, rng_.uniform(counter)};
+}
+
+Result<int32_t> chosen_id(const cuda::ChosenRow& row) {
+  if ((row.flags & cuda::kSampleBroken) != 0) return fail(Code::internal, "the logits contain NaN or infinity: the model's numbers are broken");
+  if ((row.flags & cuda::kSampleNoToken) != 0) return nothing_allowed();
+  return row.id;
+}
+
 Result<int32_t> Sampler::sample(std::span<const float> logits, std::span<const int32_t> prompt,
                                 std::span<const int32_t> generated, std::span<const uint32_t> mask) {
   K3_CHECK(logits.size() == vocab_, "sample: {} logits, vocabulary of {}", logits.size(), vocab_);
-  const bool plain = params_.repetition_penalty == 1.0F && params_.presence_penalty == 0.0F &&
-                     params_.frequency_penalty == 0.0F && params_.logit_bias.empty() && mask.empty();
+  const bool plain = this->plain() && mask.empty();
   const float raw = row_max(logits.data(), logits.size());
   if (std::isnan(raw)) return fail(Code::internal, "the logits contain NaN: the model's numbers are broken");
   if (raw == std::numeric_limits<float>::infinity()) return fail(Code::internal, "the logits contain infinity");
@@ -300,8 +319,7 @@ Result<int32_t> Sampler::sample(std::span<const float> logits, std::span<const i
   bias();
   if (!mask.empty()) forbid(mask);
   const float best = plain ? raw : row_max(scores_.data(), scores_.size());
-  if (!(best > kForbidden))
-    return fail(Code::internal, "no token is allowed: every logit is -infinity or forbidden (logit_bias, structured output)");
+  if (!(best > kForbidden)) return nothing_allowed();
   if (params_.temperature == 0.0F) return first_of(scores_, best);
   return draw(best, generated.size());
 }

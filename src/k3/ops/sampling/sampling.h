@@ -11,16 +11,20 @@
 //           (relative to the largest probability). top_p keeps the smallest set of most probable tokens that holds at
 //           least top_p of the mass left by top_k; equal probabilities: lowest ids first. A bias of -100 forbids,
 //           one of +100 forces (only such ids stay). A mask comes last before the choice: what it leaves out is forbidden. Greedy takes the lowest id on ties. Random numbers are
-//           Rng(seed, stream) at the step's counter, so a choice depends on nothing else.
+//           Rng(seed, stream) at the step's counter, so a choice depends on nothing else. plain_row() hands a choice that needs no more than
+//           temperature, top_k, top_p and min_p to a device: the same id but where the point falls within 1e-6 of a border
+//           (cuda/sampling_cuda.h); greedy ones are always the same.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
 
 #include "k3/base/result.h"
 #include "k3/base/rng.h"
+#include "k3/ops/sampling/cuda/sampling_rule.h"
 
 namespace k3::ops {
 
@@ -47,7 +51,11 @@ class Sampler {
   Result<int32_t> sample(std::span<const float> logits, std::span<const int32_t> prompt, std::span<const int32_t> generated,
                          std::span<const uint32_t> mask = {});
 
+  // What a device needs to choose from a row by itself; none with penalties or biases.
+  std::optional<cuda::SampleRow> plain_row(uint64_t counter) const;
+
  private:
+  bool plain() const;
   void penalise(std::span<const int32_t> prompt, std::span<const int32_t> generated);
   void bias();
   void forbid(std::span<const uint32_t> mask);
@@ -64,6 +72,9 @@ class Sampler {
   std::vector<int32_t> picks_;   // scratch of top_p
   std::vector<int32_t> counts_;  // scratch of the penalties; zero between calls
 };
+
+// The id, or the errors that sample() has for such a row.
+Result<int32_t> chosen_id(const cuda::ChosenRow& row);
 
 // Lowest index of the largest logit; -1 when any is NaN.
 int32_t argmax(std::span<const float> logits);

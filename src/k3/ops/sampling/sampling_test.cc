@@ -338,5 +338,30 @@ TEST(SamplingParams, ValidateNamesTheParameter) {
   }
 }
 
+TEST(Sampler, ARowForADeviceHasNothingButTheFilters) {
+  const auto row = [](const SamplingParams& p) { return Sampler(p, 50).plain_row(3); };
+  const auto plain = row({.temperature = 0.7F, .top_p = 0.9F, .top_k = 1000, .min_p = 0.1F, .seed = 4});
+  ASSERT_TRUE(plain.has_value());
+  EXPECT_EQ(plain->temperature, 0.7F);
+  EXPECT_EQ(plain->top_p, 0.9F);
+  EXPECT_EQ(plain->min_p, 0.1F);
+  EXPECT_EQ(plain->top_k, 50);
+  EXPECT_EQ(plain->uniform, Rng(4, 0).uniform(3));
+  EXPECT_FALSE(row({.repetition_penalty = 1.1F}));
+  EXPECT_FALSE(row({.presence_penalty = 0.5F}));
+  EXPECT_FALSE(row({.frequency_penalty = 0.5F}));
+  EXPECT_FALSE(row({.logit_bias = {{1, 1.0F}}}));
+}
+
+TEST(Sampler, WhatADeviceChoseIsAnIdOrTheSameErrors) {
+  EXPECT_EQ(chosen_id({7, 0}).value(), 7);
+  EXPECT_EQ(chosen_id({7, cuda::kSampleNotFinite}).value(), 7);  // -infinity is a masked token
+  const auto message = [](const cuda::ChosenRow& row) { return chosen_id(row).error().message; };
+  EXPECT_NE(message({-1, cuda::kSampleBroken | cuda::kSampleNotFinite}).find("NaN"), std::string::npos);
+  Sampler sampler({.temperature = 0}, 2);
+  const std::vector<float> none(2, -INFINITY);
+  EXPECT_EQ(message({-1, cuda::kSampleNoToken}), sampler.sample(none, {}, {}).error().message);
+}
+
 }  // namespace
 }  // namespace k3::ops

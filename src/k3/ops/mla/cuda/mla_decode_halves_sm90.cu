@@ -110,12 +110,12 @@ __device__ void score_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared, ch
     const int window = uniform(s.length - s.tokens + 1), heads = static_cast<int>(p.args.heads),
               row0 = s.row_tile * kN + rank * kMine;
     const int begin = uniform(s.begin), end = uniform(s.end), length = uniform(s.length);
-    named_barrier(3, 256);  // limits and sums of the segment before have been read
+    sync_named(3, 256);  // limits and sums of the segment before have been read
     if (group == 0 && thread < kMine) {
       own.limits[thread] = rank * kMine + thread < s.rows ? window + (row0 + thread) / heads : 0;
     }
     l.clear();
-    named_barrier(3, 256);
+    sync_named(3, 256);
     mbar_wait(bars.query_full(), query_parity);
     query_parity ^= 1;
     const auto process = [&](int tile) {
@@ -206,10 +206,10 @@ __device__ void score_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared, ch
       mbar_arrive(bars.query_empty());  // the scorer without a tile
     // The sums of the segment, by the scorer of its last tile.
     const int last = (number - 1) & 1;
-    named_barrier(3, 256);
+    sync_named(3, 256);
     if (group != last && (*flag(last) & kRescale) != 0) l.scale(meta(last), own);
     l.store(own);
-    named_barrier(3, 256);
+    sync_named(3, 256);
     if (group != last) continue;
     mbar_wait(bars.p_empty(group), parity ^ 1);  // the values of both blocks are past the segment before
     const int worker = worker_of_block<2>();

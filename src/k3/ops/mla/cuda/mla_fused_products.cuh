@@ -5,6 +5,7 @@
 #include "k3/ops/cuda/grid_sync.cuh"
 #include "k3/ops/cuda/ptx.cuh"
 #include "k3/ops/cuda/reduce.cuh"
+#include "k3/ops/cuda/warp_arrive.cuh"
 #include "k3/ops/mla/cuda/mla_fused.cuh"
 
 namespace k3::ops::cuda {
@@ -117,12 +118,12 @@ __device__ __forceinline__ void merge_row(const MlaFusedLaunch& p, int row, int 
       mine.w = fmaf(f, __uint_as_float(values[i].w), mine.w);
     }
   }
-  __syncthreads();  // rest and latents of the row before have been read
+  sync_block();  // rest and latents of the row before have been read
   reinterpret_cast<float4*>(rest)[thread] = mine;
-  __syncthreads();
+  sync_block();
   const int b = thread / 16, i = thread % 16 / 2, high = thread % 2;
   latents[16 * b + i + 8 * high] = rest[thread] + rest[512 + thread] + rest[1024 + thread] + rest[1536 + thread];
-  __syncthreads();
+  sync_block();
 }
 
 template <int N>
@@ -143,7 +144,7 @@ __device__ __forceinline__ void finish(const MlaFusedLaunch& p, const FusedWork&
     weights[i][1] = load_once_16(row + 256 + 8 * lane, unit < w.unit_end);
   }
   if (threadIdx.x == 0) grid_wait(p.counters + 1, w.parts);
-  __syncthreads();
+  sync_block();
   for (int token = 0; token < w.tokens; ++token) {
 #pragma unroll
     for (int i = 0; i < kMost; ++i) {

@@ -9,7 +9,6 @@
 namespace k3::ops::cuda {
 namespace {
 
-constexpr int64_t kMostVocab = 262144;
 constexpr int kMostTop = 20;
 constexpr int64_t kListBytes = 2560 * 8 + 8192;  // candidates and histograms
 
@@ -22,7 +21,7 @@ int argmax_cluster(int64_t rows, int64_t vocab, const DeviceInfo& device) {
 }
 
 CudaStatus sampling_cuda(const Sampling& s, Stream stream) {
-  K3_CHECK(s.rows >= 0 && s.vocab > 0 && s.vocab <= kMostVocab, "sampling: {} rows of {}", s.rows, s.vocab);
+  K3_CHECK(s.rows >= 0 && s.vocab > 0 && s.vocab <= kMostSampleVocab, "sampling: {} rows of {}", s.rows, s.vocab);
   K3_CHECK(s.top >= 0 && s.top <= kMostTop && (s.top == 0 || (s.top_ids != nullptr && s.top_logprobs != nullptr)),
            "sampling: top {}", s.top);
   if (s.rows == 0) return {};

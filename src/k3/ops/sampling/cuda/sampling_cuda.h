@@ -26,6 +26,8 @@ namespace k3::ops::cuda {
 
 CudaStatus sampling_cuda(const Sampling& s, Stream stream);
 
+inline constexpr int64_t kMostSampleVocab = 262144;
+
 // Blocks a row of the greedy kernel.
 int argmax_cluster(int64_t rows, int64_t vocab, const DeviceInfo& device);
 

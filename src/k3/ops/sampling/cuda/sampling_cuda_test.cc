@@ -39,6 +39,18 @@ TEST(SampleRule, AgreesWithSampler) {
   }
 }
 
+TEST(SampleRule, OfASamplersOwnRowAgreesWithIt) {
+  Sampler sampler({.temperature = 0.8F, .top_p = 0.9F, .top_k = 100, .min_p = 0.01F, .seed = 9}, 300, 2);
+  const std::vector<int32_t> prompt = {1, 2, 3};
+  std::vector<int32_t> generated;
+  for (uint64_t i = 0; i < 200; ++i) {
+    const std::vector<float> x = random_normal(300, 100 + i, 2.0F);
+    const int32_t want = sampler.sample(x, prompt, generated).value();
+    EXPECT_EQ(sample_rule(x, *sampler.plain_row(i)), want) << i;
+    generated.push_back(want);
+  }
+}
+
 TEST(SampleRule, TiesAndEnds) {
   const std::vector<float> equal(10, 3.0F);
   EXPECT_EQ(sample_rule(equal, {1, 0.5F, 0, 0, 0.0}), 0);

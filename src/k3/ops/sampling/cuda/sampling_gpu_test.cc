@@ -134,6 +134,19 @@ TEST_P(SanitizeSampling, SmallVocabularies) {
   check(rows, "small");
 }
 INSTANTIATE_TEST_SUITE_P(All, SanitizeSampling, testing::Combine(testing::Bool(), testing::Values(1, 7, 40, 300, 4099)));
+// For racecheck, to which a cluster of 16 blocks is slow: a row each.
+class SanitizeRow : public testing::TestWithParam<SampleRow> {};
+
+TEST_P(SanitizeRow, OfSmallVocabulary) {
+  K3_NEEDS_GPU();
+  Rows rows{.vocab = 300, .pad = 1};
+  rows.add(random_normal(rows.vocab, 3, 2.0F), GetParam());
+  check(rows, "one");
+}
+INSTANTIATE_TEST_SUITE_P(All, SanitizeRow,
+                         testing::Values(SampleRow{.temperature = 0}, SampleRow{.uniform = 0.5}, SampleRow{.top_k = 20, .uniform = 0.25},
+                                         SampleRow{.top_p = 0.7F, .uniform = 0.75},
+                                         SampleRow{.temperature = 0.5F, .top_p = 0.9F, .min_p = 0.1F, .top_k = 50, .uniform = 0.5}));
 
 TEST(SamplingGpu, WholeVocabulary) {
   K3_NEEDS_GPU();

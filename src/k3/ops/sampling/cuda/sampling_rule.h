@@ -20,6 +20,13 @@ struct SampleRow {  // parameters of one row, in device memory; validated on the
   double uniform = 0;  // Rng(seed, stream).uniform(counter)
 };
 
+// What was chosen from a row on the device.
+struct ChosenRow {
+  int32_t id = -1;
+  uint32_t flags = 0;
+};
+constexpr int32_t kNotChosen = -2;  // the id of a row whose logits came to the host in its place
+
 constexpr uint32_t kSampleNotFinite = 1;  // a NaN or an infinity among the logits
 constexpr uint32_t kSampleBroken = 2;     // NaN or +infinity: the id is -1
 constexpr uint32_t kSampleNoToken = 4;    // every logit is -infinity or masked: the id is -1
