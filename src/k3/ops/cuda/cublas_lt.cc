@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <string>
 
 namespace k3::ops::cuda {
@@ -53,6 +54,69 @@ Result<const CublasLt*> cublas_lt() {
   static const Result<CublasLt> library = open_library();
   if (!library.ok()) return library.error();
   return &library.value();
+}
+
+LtDesc lt_desc(const CublasLt& lt, cublasOperation_t op_a, cublasOperation_t op_b) {
+  cublasLtMatmulDesc_t made = nullptr;
+  if (lt.desc_create(&made, CUBLAS_COMPUTE_32F, CUDA_R_32F) != CUBLAS_STATUS_SUCCESS) return {};
+  LtDesc desc(made, {lt.desc_destroy});
+  if (lt.desc_set(made, CUBLASLT_MATMUL_DESC_TRANSA, &op_a, sizeof op_a) != CUBLAS_STATUS_SUCCESS ||
+      lt.desc_set(made, CUBLASLT_MATMUL_DESC_TRANSB, &op_b, sizeof op_b) != CUBLAS_STATUS_SUCCESS) {
+    return {};
+  }
+  return desc;
+}
+
+LtLayout lt_layout(const CublasLt& lt, cudaDataType_t type, int64_t rows, int64_t cols, int64_t stride, int64_t units) {
+  cublasLtMatrixLayout_t made = nullptr;
+  if (lt.layout_create(&made, type, static_cast<uint64_t>(rows), static_cast<uint64_t>(cols), stride) != CUBLAS_STATUS_SUCCESS) return {};
+  LtLayout layout(made, {lt.layout_destroy});
+  if (units == 1) return layout;
+  const auto batch = static_cast<int32_t>(units);
+  const int64_t offset = stride * cols;
+  if (lt.layout_set(made, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &batch, sizeof batch) != CUBLAS_STATUS_SUCCESS ||
+      lt.layout_set(made, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &offset, sizeof offset) != CUBLAS_STATUS_SUCCESS) {
+    return {};
+  }
+  return layout;
+}
+
+std::vector<cublasLtMatmulHeuristicResult_t> lt_algorithms(const CublasLt& lt, const LtDesc& desc, const LtLayout& a, const LtLayout& b,
+                                                           const LtLayout& d, const LtWanted& wanted) {
+  cublasLtMatmulPreference_t made = nullptr;
+  if (!desc || !a || !b || !d || lt.preference_create(&made) != CUBLAS_STATUS_SUCCESS) return {};
+  const std::unique_ptr<cublasLtMatmulPreferenceOpaque_t, LtFree<cublasLtMatmulPreferenceOpaque_t>> preference(made, {lt.preference_destroy});
+  const uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+  lt.preference_set(made, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &wanted.workspace_bytes, sizeof wanted.workspace_bytes);
+  lt.preference_set(made, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &schemes, sizeof schemes);
+  if (wanted.alignments) {
+    constexpr cublasLtMatmulPreferenceAttributes_t kOperands[] = {
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
+    for (size_t i = 0; i < 4; ++i) lt.preference_set(made, kOperands[i], &(*wanted.alignments)[i], sizeof(uint32_t));
+  }
+  std::vector<cublasLtMatmulHeuristicResult_t> found(static_cast<size_t>(wanted.count));
+  int count = 0;
+  if (lt.heuristic(lt.handle, desc.get(), a.get(), b.get(), d.get(), d.get(), made, wanted.count, found.data(), &count) !=
+      CUBLAS_STATUS_SUCCESS) {
+    count = 0;
+  }
+  found.resize(static_cast<size_t>(std::max(count, 0)));
+  return found;
+}
+
+bool LtProduct::choose(const LtWanted& wanted) {
+  workspace_bytes = wanted.workspace_bytes;
+  const std::vector<cublasLtMatmulHeuristicResult_t> found = lt_algorithms(*lt, desc, a, b, d, wanted);
+  if (found.empty()) return false;
+  algo = found.front().algo;
+  return true;
+}
+
+cublasStatus_t LtProduct::run(float alpha, const void* left, const void* right, float beta, const void* old, void* out, void* workspace,
+                              cudaStream_t stream) const {
+  return lt->matmul(lt->handle, desc.get(), &alpha, left, a.get(), right, b.get(), &beta, old, d.get(), out, d.get(), &algo, workspace,
+                    workspace_bytes, stream);
 }
 
 }  // namespace k3::ops::cuda

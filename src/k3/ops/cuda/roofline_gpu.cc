@@ -61,28 +61,23 @@ double gemm_rate(cudaStream_t stream) {
       cudaMalloc(&workspace, kWorkspace) == cudaSuccess) {
     fill_normal_bf16_launch(a, n * n, 2, 1, stream);
     fill_normal_bf16_launch(b, n * n, 3, 1, stream);
-    cublasLtMatmulDesc_t desc = nullptr;
-    cublasLtMatrixLayout_t layout = nullptr;
+    const LtDesc desc = lt_desc(lt, CUBLAS_OP_T, CUBLAS_OP_N);
+    const LtLayout layout = lt_layout(lt, CUDA_R_16BF, n, n, n);
     cublasLtMatmulPreference_t preference = nullptr;
-    const cublasOperation_t transpose = CUBLAS_OP_T;
-    lt.desc_create(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
-    lt.desc_set(desc, CUBLASLT_MATMUL_DESC_TRANSA, &transpose, sizeof transpose);
-    lt.layout_create(&layout, CUDA_R_16BF, n, n, n);
-    lt.preference_create(&preference);
+    lt.preference_create(&preference);  // any algorithm, also those that lt_algorithms leaves out: it is a ceiling
     lt.preference_set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &kWorkspace, sizeof kWorkspace);
     cublasLtMatmulHeuristicResult_t best{};
     int found = 0;
-    lt.heuristic(lt.handle, desc, layout, layout, layout, layout, preference, 1, &best, &found);
+    lt.heuristic(lt.handle, desc.get(), layout.get(), layout.get(), layout.get(), layout.get(), preference, 1, &best, &found);
     const float one = 1, zero = 0;
     if (found > 0) {
       const double s = seconds_of(stream, 20, [&] {
-        lt.matmul(lt.handle, desc, &one, a, layout, b, layout, &zero, c, layout, c, layout, &best.algo, workspace, kWorkspace, stream);
+        lt.matmul(lt.handle, desc.get(), &one, a, layout.get(), b, layout.get(), &zero, c, layout.get(), c, layout.get(), &best.algo, workspace,
+                  kWorkspace, stream);
       });
       if (s > 0) rate = 2.0 * n * n * n / s * 1e-12;
     }
     lt.preference_destroy(preference);
-    lt.layout_destroy(layout);
-    lt.desc_destroy(desc);
   }
   for (void* p : {a, b, c, workspace}) cudaFree(p);
   return rate;

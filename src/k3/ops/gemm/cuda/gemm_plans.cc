@@ -47,38 +47,24 @@ class Scratch {
 
 // The layouts of y^T = W x^T in the library's column-major terms: three views of row-major memory as it is.
 struct Layouts {
-  const CublasLt& lt;
-  cublasLtMatrixLayout_t w = nullptr, x = nullptr, y = nullptr;
-  Layouts(const CublasLt& library, const GemmShape& s, int64_t x_stride, int64_t y_stride) : lt(library) {
-    const auto in = static_cast<uint64_t>(s.in), rows = static_cast<uint64_t>(s.rows),
-               tokens = static_cast<uint64_t>(s.tokens);
-    lt.layout_create(&w, CUDA_R_16BF, in, rows, s.in);
-    lt.layout_create(&x, CUDA_R_16BF, in, tokens, x_stride);
-    lt.layout_create(&y, s.out == DType::f32 ? CUDA_R_32F : CUDA_R_16BF, rows, tokens, y_stride);
-  }
-  ~Layouts() {
-    for (cublasLtMatrixLayout_t layout : {w, x, y}) {
-      if (layout != nullptr) lt.layout_destroy(layout);
-    }
-  }
-  Layouts(const Layouts&) = delete;
-  Layouts& operator=(const Layouts&) = delete;
+  LtLayout w, x, y;
+  Layouts(const CublasLt& lt, const GemmShape& s, int64_t x_stride, int64_t y_stride)
+      : w(lt_layout(lt, CUDA_R_16BF, s.in, s.rows, s.in)),
+        x(lt_layout(lt, CUDA_R_16BF, s.in, s.tokens, x_stride)),
+        y(lt_layout(lt, s.out == DType::f32 ? CUDA_R_32F : CUDA_R_16BF, s.rows, s.tokens, y_stride)) {}
 };
 
 }  // namespace
 
 struct GemmPlans::Impl {
   const CublasLt* lt = nullptr;
-  cublasLtMatmulDesc_t desc = nullptr;
+  LtDesc desc;
   void* workspace = nullptr;
   size_t workspace_bytes = 0;
   std::map<Key, Plan> plans;
 
   Impl() = default;
-  ~Impl() {
-    if (desc != nullptr) lt->desc_destroy(desc);
-    cudaFree(workspace);
-  }
+  ~Impl() { cudaFree(workspace); }
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
 
@@ -95,26 +81,12 @@ struct GemmPlans::Impl {
   cublasStatus_t matmul(const Layouts& at, const cublasLtMatmulAlgo_t& algo, bool accumulate, const void* x, const void* w,
                         void* y, Stream stream) const {
     const float one = 1, beta = accumulate ? 1 : 0;
-    return lt->matmul(lt->handle, desc, &one, w, at.w, x, at.x, &beta, y, at.y, y, at.y, &algo, workspace, workspace_bytes,
-                      stream);
+    return lt->matmul(lt->handle, desc.get(), &one, w, at.w.get(), x, at.x.get(), &beta, y, at.y.get(), y, at.y.get(), &algo, workspace,
+                      workspace_bytes, stream);
   }
 
   std::vector<cublasLtMatmulHeuristicResult_t> candidates(const Layouts& at) const {
-    cublasLtMatmulPreference_t preference = nullptr;
-    if (lt->preference_create(&preference) != CUBLAS_STATUS_SUCCESS) return {};
-    const uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, alignment = 16;
-    lt->preference_set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace_bytes, sizeof workspace_bytes);
-    lt->preference_set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &schemes, sizeof schemes);
-    for (const auto operand : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
-                               CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) {
-      lt->preference_set(preference, operand, &alignment, sizeof alignment);
-    }
-    std::vector<cublasLtMatmulHeuristicResult_t> found(kCandidates);
-    int count = 0;
-    lt->heuristic(lt->handle, desc, at.w, at.x, at.y, at.y, preference, kCandidates, found.data(), &count);
-    lt->preference_destroy(preference);
-    found.resize(static_cast<size_t>(std::max(count, 0)));
-    return found;
+    return lt_algorithms(*lt, desc, at.w, at.x, at.y, {workspace_bytes, {{16, 16, 16, 16}}, kCandidates});
   }
 
   // Median time of an algorithm, L2 overwritten before each call; 0 when it does not run.
@@ -143,9 +115,8 @@ GemmPlans::~GemmPlans() = default;
 Result<GemmPlans> GemmPlans::create(int64_t workspace_bytes) {
   auto impl = std::make_unique<Impl>();
   K3_TRY_ASSIGN(impl->lt, cublas_lt());
-  const cublasOperation_t transpose = CUBLAS_OP_T;
-  if (impl->lt->desc_create(&impl->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F) != CUBLAS_STATUS_SUCCESS ||
-      impl->lt->desc_set(impl->desc, CUBLASLT_MATMUL_DESC_TRANSA, &transpose, sizeof transpose) != CUBLAS_STATUS_SUCCESS) {
+  impl->desc = lt_desc(*impl->lt, CUBLAS_OP_T, CUBLAS_OP_N);
+  if (!impl->desc) {
     return fail(Code::unsupported, "cuBLASLt refuses a BF16 product with FP32 sums");
   }
   K3_TRY(to_status({static_cast<int>(cudaMalloc(&impl->workspace, static_cast<size_t>(workspace_bytes)))},

@@ -38,67 +38,27 @@ struct Shape {
   }
 };
 
-struct Product {
-  const CublasLt* lt = nullptr;
-  cublasLtMatmulDesc_t desc = nullptr;
-  cublasLtMatrixLayout_t left = nullptr, right = nullptr, out = nullptr;
-  cublasLtMatmulAlgo_t algo{};
-
-  Product() = default;
-  Product(const Product&) = delete;
-  Product& operator=(const Product&) = delete;
-  ~Product() {
-    for (cublasLtMatrixLayout_t layout : {left, right, out}) {
-      if (layout != nullptr) lt->layout_destroy(layout);
-    }
-    if (desc != nullptr) lt->desc_destroy(desc);
-  }
-
-  bool make(const CublasLt* library, const Shape& s) {
-    lt = library;
-    const cublasOperation_t op_left = s.flip_b ? CUBLAS_OP_T : CUBLAS_OP_N, op_right = s.flip_a ? CUBLAS_OP_T : CUBLAS_OP_N;
-    const auto u = [](int64_t x) { return static_cast<uint64_t>(x); };
-    return lt->desc_create(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F) == CUBLAS_STATUS_SUCCESS &&
-           lt->desc_set(desc, CUBLASLT_MATMUL_DESC_TRANSA, &op_left, sizeof op_left) == CUBLAS_STATUS_SUCCESS &&
-           lt->desc_set(desc, CUBLASLT_MATMUL_DESC_TRANSB, &op_right, sizeof op_right) == CUBLAS_STATUS_SUCCESS &&
-           lt->layout_create(&left, CUDA_R_16BF, u(s.flip_b ? s.k : s.n), u(s.flip_b ? s.n : s.k), s.b_stride) == CUBLAS_STATUS_SUCCESS &&
-           lt->layout_create(&right, CUDA_R_16BF, u(s.flip_a ? s.m : s.k), u(s.flip_a ? s.k : s.m), s.a_stride) == CUBLAS_STATUS_SUCCESS &&
-           lt->layout_create(&out, s.c_f32 ? CUDA_R_32F : CUDA_R_16BF, u(s.n), u(s.m), s.c_stride) == CUBLAS_STATUS_SUCCESS && choose(s);
-  }
-
-  bool choose(const Shape& s) {
-    cublasLtMatmulPreference_t preference = nullptr;
-    if (lt->preference_create(&preference) != CUBLAS_STATUS_SUCCESS) return false;
-    // Partial sums, where there are any, are FP32 in the workspace and added in one order.
-    const uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-    const auto narrow = [](int64_t x) { return static_cast<uint32_t>(x); };
-    const uint32_t aligns[] = {narrow(s.b_align), narrow(s.a_align), narrow(s.c_align), narrow(s.c_align)};
-    lt->preference_set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &kWorkspaceBytes, sizeof kWorkspaceBytes);
-    lt->preference_set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &schemes, sizeof schemes);
-    lt->preference_set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &aligns[0], sizeof(uint32_t));
-    lt->preference_set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &aligns[1], sizeof(uint32_t));
-    lt->preference_set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &aligns[2], sizeof(uint32_t));
-    lt->preference_set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &aligns[3], sizeof(uint32_t));
-    cublasLtMatmulHeuristicResult_t found{};
-    int count = 0;
-    const cublasStatus_t status = lt->heuristic(lt->handle, desc, left, right, out, out, preference, 1, &found, &count);
-    lt->preference_destroy(preference);
-    algo = found.algo;
-    return status == CUBLAS_STATUS_SUCCESS && count == 1;
-  }
-};
+bool make(LtProduct& product, const CublasLt* lt, const Shape& s) {
+  product.lt = lt;
+  product.desc = lt_desc(*lt, s.flip_b ? CUBLAS_OP_T : CUBLAS_OP_N, s.flip_a ? CUBLAS_OP_T : CUBLAS_OP_N);
+  product.a = lt_layout(*lt, CUDA_R_16BF, s.flip_b ? s.k : s.n, s.flip_b ? s.n : s.k, s.b_stride);
+  product.b = lt_layout(*lt, CUDA_R_16BF, s.flip_a ? s.m : s.k, s.flip_a ? s.k : s.m, s.a_stride);
+  product.d = lt_layout(*lt, s.c_f32 ? CUDA_R_32F : CUDA_R_16BF, s.n, s.m, s.c_stride);
+  const auto narrow = [](int64_t x) { return static_cast<uint32_t>(x); };
+  return product.choose({kWorkspaceBytes, {{narrow(s.b_align), narrow(s.a_align), narrow(s.c_align), narrow(s.c_align)}}});
+}
 
 // Null: the library is not there, or does not take the shape.
-const Product* product_of(const Shape& s) {
+const LtProduct* product_of(const Shape& s) {
   using Key = decltype(s.key());
   static std::mutex mutex;
-  static std::map<Key, std::unique_ptr<Product>> products;
+  static std::map<Key, std::unique_ptr<LtProduct>> products;
   const std::scoped_lock lock(mutex);
   const auto [at, fresh] = products.try_emplace(s.key());
   if (fresh) {
     const Result<const CublasLt*> lt = cublas_lt();
-    auto made = std::make_unique<Product>();
-    if (lt.ok() && made->make(*lt, s)) at->second = std::move(made);
+    auto made = std::make_unique<LtProduct>();
+    if (lt.ok() && make(*made, *lt, s)) at->second = std::move(made);
   }
   return at->second.get();
 }
@@ -140,13 +100,12 @@ void matmul(const Ctx& ctx, const Tensor& a0, Op op_a, const Tensor& b0, Op op_b
   s.a_align = alignment_of(a.data, s.a_stride * 2);
   s.b_align = alignment_of(b.data, s.b_stride * 2);
   s.c_align = alignment_of(c.data, s.c_stride * dtype_bytes(c.dtype));
-  const Product* const product = k > 0 ? product_of(s) : nullptr;
+  const LtProduct* const product = k > 0 ? product_of(s) : nullptr;
   if (product != nullptr) {
     const Result<void*> workspace = ctx.gpu->product_workspace(static_cast<int64_t>(kWorkspaceBytes));
     if (!workspace.ok()) return ctx.gpu->note(Status(workspace.error()));
-    const float one = 1, beta = accumulate ? 1 : 0;
-    const cublasStatus_t status = product->lt->matmul(product->lt->handle, product->desc, &one, b.data, product->left, a.data, product->right, &beta,
-                                                      c.data, product->out, c.data, product->out, &product->algo, *workspace, kWorkspaceBytes, ctx.stream);
+    const cublasStatus_t status =
+        product->run(1, b.data, a.data, accumulate ? 1.0F : 0.0F, c.data, c.data, *workspace, ctx.stream);
     return ctx.gpu->note(CudaStatus{status == CUBLAS_STATUS_SUCCESS ? cudaSuccess : cudaErrorLaunchFailure}, "matmul");
   }
   ctx.gpu->note(own_product(ctx, s, a, b, c), "matmul, own");

@@ -69,18 +69,8 @@ __device__ void copy_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared, int
       if (tile + 1 < s.end) look_up(tile + 1);
 #pragma unroll 1
       for (int i = 0; i < kColumns; ++i) {
-        const int column = i == 0 ? kLatent : latent0 + 64 * (i - 1);
-        mbar_wait(bars.empty(turn.slot), turn.parity ^ 1);
-        const uint32_t bar = bars.full(turn.slot);
-        uint32_t to = shared + kRingAt + turn.slot * kBlockBytes;
-        mbar_expect(bar, taken * box_tokens * 128);
-#pragma unroll
-        for (int box = 0; box < 4; ++box) {
-          if (box >= taken) break;
-          tma_load_3d(to, &p.pages, column, at.row[box], at.page[box], bar);
-          to += box_tokens * 128;
-        }
-        turn.advance();
+        copy_block<1>(p.pages, bars, turn, shared + kRingAt, i == 0 ? kLatent : latent0 + 64 * (i - 1), at, taken,
+                      box_tokens * 128, 0, taken * box_tokens * 128);
       }
     }
   }

@@ -24,7 +24,7 @@
 namespace k3::ops::cuda {
 namespace {
 
-constexpr int kThreads = 512, kColumns = 9;
+constexpr int kThreads = 512, kColumns = kTileColumns;
 
 template <int N>
 constexpr int kRing = N == 64   ? 17
@@ -86,22 +86,8 @@ __device__ void copy_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared) {
       if (tile + 1 < s.end) look_up(tile + 1);
 #pragma unroll 1
       for (int i = 0; i < kColumns; ++i) {
-        const int column = i == 0 ? kLatent : 64 * (i - 1);
-        mbar_wait(bars.empty(turn.slot), turn.parity ^ 1);
-        const uint32_t bar = bars.full(turn.slot);
-        uint32_t to = shared + Layout<N>::kRingAt + turn.slot * kBlockBytes + rank * boxes * box_bytes;
-        mbar_expect(bar, all * box_bytes);
-#pragma unroll
-        for (int box = 0; box < 4; ++box) {
-          if (box >= mine) break;
-          if constexpr (kPair == 2) {
-            tma_load_3d_multicast(to, &p.pages, column, at.row[box], at.page[box], bar, 3);
-          } else {
-            tma_load_3d(to, &p.pages, column, at.row[box], at.page[box], bar);
-          }
-          to += box_bytes;
-        }
-        turn.advance();
+        copy_block<kPair>(p.pages, bars, turn, shared + Layout<N>::kRingAt, i == 0 ? kLatent : 64 * (i - 1), at, mine,
+                          box_bytes, rank * boxes * box_bytes, all * box_bytes);
       }
     }
   }
@@ -118,66 +104,35 @@ __device__ void score_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared, ch
   const int thread = own.thread, lane = own.lane;
   int* flag = reinterpret_cast<int*>(base + Layout<N>::kFlag);
   Target* target = reinterpret_cast<Target*>(base + Layout<N>::kFlag + 16);
-  const uint32_t p_store = shared + Layout<N>::kP + p_place(own);
+  Softmax<N> softmax{own, factor, flag, shared + Layout<N>::kP + p_place(own)};
   Turn<kRing<N>> turn;
-  uint32_t query_parity = 0, p_parity = 0;
+  uint32_t query_parity = 0;
   Segment s;
-  RowSums<N> l;
   while (uniform(next_segment<kPair, false>(p, w, s)) != 0) {
     const int window = uniform(s.length - s.tokens + 1), heads = static_cast<int>(p.args.heads),
               row0 = s.row_tile * p.config.row_tile;
     const int begin = uniform(s.begin), end = uniform(s.end), length = uniform(s.length);
     own.meet();  // limits, cross of the segment before have been read
     if (thread < N) own.limits[thread] = thread < s.rows ? window + (row0 + thread) / heads : 0;
-    l.clear();
+    softmax.sums.clear();
     own.meet();
     mbar_wait(bars.query_full(), query_parity);
     query_parity ^= 1;
 #pragma unroll 1
     for (int tile = begin; tile < end; ++tile) {
       float x[N / 2];
-      Turn<kRing<N>> at = turn;
-#pragma unroll
-      for (int i = 0; i < kColumns; ++i) {
-        mbar_wait(bars.full(at.slot), at.parity);
-        wgmma_fence();
-        const uint64_t a = desc_128(shared + Layout<N>::kRingAt + at.slot * kBlockBytes);
-        const uint64_t b = desc_128(shared + (i == 0 ? 8 : i - 1) * N * 128);
-#pragma unroll
-        for (int k = 0; k < 4; ++k) Wgmma<N>::ss(x, a + 2 * k, b + 2 * k, i + k > 0);
-        at.advance();
-      }
-      wgmma_commit();
-      wgmma_wait<0>();
+      tile_scores<N>(x, turn, bars, shared + Layout<N>::kRingAt, shared);
       release_block<kPair>(bars.empty(turn.slot), lane);  // the shared key is not a value
       if (lane == 0 && tile + 1 == end) mbar_arrive(bars.query_empty());
-      const int first_token = tile * kMlaTile, left = length - first_token;
-      const bool first = tile == begin;
-      scale_scores<N>(x, own, first_token, window, first);
-      const bool raise = wants_raise<N>(x, own, first);
-      mbar_wait(bars.p_empty(), p_parity ^ 1);
-      p_parity ^= 1;
-      if (raise) {
-        raise_reference<N, false>(x, own, factor, first);  // at the first tile factor may still be read as the sums of the segment before
-        if (!first) l.scale(factor, own);
-      }
-      if (thread == 0) *flag = (first ? kFirst : raise ? kRescale : 0) | (tile + 1 == end ? kLast : 0);
-      Turn<kRing<N>> block = turn;
-      block.advance();
-      if (left < kMlaTile) clear_rows<kRing<N>>(base + Layout<N>::kRingAt, block, 8, max(left, 0), thread);
-      float sums[N / 4];
-      store_p<N>(x, p_store, sums);
-      fence_async_proxy();
-      warp_arrive(bars.p_full(), lane);
-      l.add(sums, lane);
+      softmax.take(x, tile, window, length, tile == begin, tile + 1 == end ? kLast : 0, base + Layout<N>::kRingAt, turn, bars);
       turn.advance(kColumns);
     }
     // The sums of the segment.
     own.meet();  // cross has been read
-    l.store(own);
+    softmax.sums.store(own);
     own.meet();
     mbar_wait(bars.p_empty(),
-              p_parity ^ 1);  // factor has been read; the parity is not moved on: the next tile waits for the same
+              softmax.parity ^ 1);  // factor has been read; the parity is not moved on: the next tile waits for the same
     const bool whole = s.begin == 0 && s.end == s.tiles;
     if (thread < N) {
       const float* mine = own.cross + thread;
@@ -196,7 +151,7 @@ __device__ void score_role(const MlaDecodeLaunch& p, Walk w, uint32_t shared, ch
                                     mla_last_worker(s.at, s.tiles, w.share) - worker_of_block<kPair>() + 1};
     }
   }
-  mbar_wait(bars.p_empty(), p_parity ^ 1);
+  mbar_wait(bars.p_empty(), softmax.parity ^ 1);
   if (thread == 0) *flag = kStop;
   warp_arrive(bars.p_full(), lane);
 }
@@ -223,7 +178,6 @@ __device__ void value_role(const MlaDecodeLaunch& p, uint32_t shared, const char
   int slot = 1 + group;  // of this warpgroup's first block of the tile
   uint32_t p_parity = 0, sums_parity = 0;
   float acc[4][N / 2];
-  const auto later = [](int at, int by) { return at + by >= kRing<N> ? at + by - kRing<N> : at + by; };
 #pragma unroll 1
   while (true) {
     mbar_wait(bars.p_full(), p_parity);
@@ -233,30 +187,8 @@ __device__ void value_role(const MlaDecodeLaunch& p, uint32_t shared, const char
     if ((flag & kRescale) != 0) {
       rescale<4, N>(acc, [&](int j) { return *reinterpret_cast<const float2*>(factor + 8 * j + 2 * (lane % 4)); });
     }
-    const uint64_t b = desc_128(shared + Layout<N>::kP);
-    int at = slot;
-    wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const uint64_t a = desc_128(shared + Layout<N>::kRingAt + at * kBlockBytes);
-#pragma unroll
-      for (int k = 0; k < 4; ++k) Wgmma<N>::template ss<1, 0>(acc[i], a + 128 * k, b + 2 * k, k > 0 || (flag & kFirst) == 0);
-      wgmma_commit();
-      at = later(at, 2);
-    }
-    const auto release = [&] {
-      release_block<kPair>(bars.empty(slot), lane);
-      slot = later(slot, 2);
-    };
-    wgmma_wait<3>();
-    release();
-    wgmma_wait<2>();
-    release();
-    wgmma_wait<1>();
-    release();
-    wgmma_wait<0>();
-    release();
-    slot = later(slot, 1);
+    add_values<N, kRing<N>>(acc, slot, shared + Layout<N>::kRingAt, shared + Layout<N>::kP, (flag & kFirst) != 0,
+                            [&](int read) { release_block<kPair>(bars.empty(read), lane); });
     warp_arrive(bars.p_empty(), lane);  // flag, factor and target have been read
     if ((flag & kLast) == 0) continue;
     mbar_wait(bars.sums_full(), sums_parity);

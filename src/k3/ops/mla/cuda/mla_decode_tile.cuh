@@ -3,6 +3,8 @@
 // rows.
 #pragma once
 
+#include "k3/ops/cuda/warp_arrive.cuh"
+#include "k3/ops/cuda/wgmma.cuh"
 #include "k3/ops/mla/cuda/mla_decode_common.cuh"
 
 namespace k3::ops::cuda {
@@ -194,5 +196,115 @@ struct Boxes {
     }
   }
 };
+
+// One thread: a block of a tile, 64 tokens of 64 columns from `column` on, into the ring. This block of the cluster copies
+// `mine` of its boxes, from `offset` on; `bytes` come in all, of kPair == 2 from both.
+template <int kPair, int kRing, class Bars>
+__device__ __forceinline__ void copy_block(const CUtensorMap& pages, const Bars& bars, Turn<kRing>& turn, uint32_t ring,
+                                           int column, const Boxes& at, int mine, int box_bytes, int offset, int bytes) {
+  mbar_wait(bars.empty(turn.slot), turn.parity ^ 1);
+  const uint32_t bar = bars.full(turn.slot);
+  uint32_t to = ring + turn.slot * kBlockBytes + offset;
+  mbar_expect(bar, bytes);
+#pragma unroll
+  for (int box = 0; box < 4; ++box) {
+    if (box >= mine) break;
+    if constexpr (kPair == 2) {
+      tma_load_3d_multicast(to, &pages, column, at.row[box], at.page[box], bar, 3);
+    } else {
+      tma_load_3d(to, &pages, column, at.row[box], at.page[box], bar);
+    }
+    to += box_bytes;
+  }
+  turn.advance();
+}
+
+// ---- one block, one buffer of p: mla_decode_sm90.cu and mla_fused_sm90.cu ----
+
+constexpr int kTileColumns = 9;  // blocks of a tile, the shared key first
+
+// A warpgroup: scores^T [64, N] = tile x query^T. The tile's blocks lie in the ring from `at` on; of the query's, the one of the
+// shared key is the last.
+template <int N, int kRing, class Bars>
+__device__ __forceinline__ void tile_scores(float (&x)[N / 2], Turn<kRing> at, const Bars& bars, uint32_t ring,
+                                            uint32_t query) {
+#pragma unroll
+  for (int i = 0; i < kTileColumns; ++i) {
+    mbar_wait(bars.full(at.slot), at.parity);
+    wgmma_fence();
+    const uint64_t a = desc_128(ring + at.slot * kBlockBytes);
+    const uint64_t b = desc_128(query + (i == 0 ? kTileColumns - 1 : i - 1) * N * 128);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) Wgmma<N>::ss(x, a + 2 * k, b + 2 * k, i + k > 0);
+    at.advance();
+  }
+  wgmma_commit();
+  wgmma_wait<0>();
+}
+
+// What the warpgroup of scores carries from tile to tile.
+template <int N>
+struct Softmax {
+  Scorer own;
+  float* factor;  // [N]
+  int* flag;
+  uint32_t p_store;
+  RowSums<N> sums;
+  uint32_t parity = 0;  // of p_empty
+
+  // Scores of the tile at `turn` to p, factors and flag.
+  template <int kRing, class Bars>
+  __device__ __forceinline__ void take(float (&x)[N / 2], int tile, int window, int length, bool first, int last,
+                                       char* ring, Turn<kRing> turn, const Bars& bars) {
+    const int first_token = tile * kMlaTile, left = length - first_token;
+    scale_scores<N>(x, own, first_token, window, first);
+    const bool raise = wants_raise<N>(x, own, first);
+    mbar_wait(bars.p_empty(), parity ^ 1);
+    parity ^= 1;
+    if (raise) {
+      raise_reference<N, false>(x, own, factor, first);  // at the first tile factor may still be read as the sums of the segment before
+      if (!first) sums.scale(factor, own);
+    }
+    if (own.thread == 0) *flag = (first ? kFirst : raise ? kRescale : 0) | last;
+    turn.advance();
+    if (left < kMlaTile) clear_rows<kRing>(ring, turn, kTileColumns - 1, max(left, 0), own.thread);
+    float of_tile[N / 4];
+    store_p<N>(x, p_store, of_tile);
+    fence_async_proxy();
+    warp_arrive(bars.p_full(), own.lane);
+    sums.add(of_tile, own.lane);
+  }
+};
+
+// A warpgroup of values: acc (every other 64 latents, 64 (2 i + group)) of a tile more. slot: of its first block, moved on to
+// that of the next tile; release(slot): the block has been read.
+template <int N, int kRing, class Release>
+__device__ __forceinline__ void add_values(float (&acc)[4][N / 2], int& slot, uint32_t ring, uint32_t p_at, bool fresh,
+                                           const Release& release) {
+  const auto later = [](int at, int by) { return at + by >= kRing ? at + by - kRing : at + by; };
+  const uint64_t b = desc_128(p_at);
+  int at = slot;
+  wgmma_fence();
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const uint64_t a = desc_128(ring + at * kBlockBytes);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) Wgmma<N>::template ss<1, 0>(acc[i], a + 128 * k, b + 2 * k, k > 0 || !fresh);
+    wgmma_commit();
+    at = later(at, 2);
+  }
+  const auto next = [&](int by) {
+    release(slot);
+    slot = later(slot, by);
+  };
+  wgmma_wait<3>();
+  next(2);
+  wgmma_wait<2>();
+  next(2);
+  wgmma_wait<1>();
+  next(2);
+  wgmma_wait<0>();
+  next(3);
+}
 
 }  // namespace k3::ops::cuda

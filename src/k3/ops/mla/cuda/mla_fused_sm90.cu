@@ -50,17 +50,8 @@ __device__ void copy_role(const MlaFusedLaunch& p, const FusedWork& w, uint32_t 
     if (tile + 1 < w.end) next.look_up(p.args.pages.table, (tile + 1) * kMlaTile, boxes, box_tokens, page_tokens, w.length);
 #pragma unroll 1
     for (int i = 0; i < kFusedColumns; ++i) {
-      mbar_wait(bars.empty(turn.slot), turn.parity ^ 1);
-      const uint32_t bar = bars.full(turn.slot);
-      uint32_t to = shared + FusedLayout<N>::kRingAt + turn.slot * kBlockBytes;
-      mbar_expect(bar, taken * box_tokens * 128);
-#pragma unroll
-      for (int box = 0; box < 4; ++box) {
-        if (box >= taken) break;
-        tma_load_3d(to, &p.pages, i == 0 ? kLatent : 64 * (i - 1), at.row[box], at.page[box], bar);
-        to += box_tokens * 128;
-      }
-      turn.advance();
+      copy_block<1>(p.pages, bars, turn, shared + FusedLayout<N>::kRingAt, i == 0 ? kLatent : 64 * (i - 1), at, taken,
+                    box_tokens * 128, 0, taken * box_tokens * 128);
     }
   }
 }
@@ -154,7 +145,7 @@ __device__ void score_role(const MlaFusedLaunch& p, const FusedWork& w, uint32_t
   const Scorer s = make_scorer(1, floats, reinterpret_cast<int*>(floats + 2 * N), floats + 3 * N);
   int* flag = reinterpret_cast<int*>(base + FusedLayout<N>::kFlag);
   char* ring = base + FusedLayout<N>::kRingAt;
-  const uint32_t p_store = shared + FusedLayout<N>::kP + p_place(s);
+  Softmax<N> softmax{s, factor, flag, shared + FusedLayout<N>::kP + p_place(s)};
   const int window = w.length - w.tokens + 1, heads = static_cast<int>(p.args.heads);
   if (s.thread < N) s.limits[s.thread] = s.thread < w.rows ? window + s.thread / heads : 0;
   pdl_wait();
@@ -165,52 +156,20 @@ __device__ void score_role(const MlaFusedLaunch& p, const FusedWork& w, uint32_t
        ++patched, at.advance(kFusedColumns)) {
     if ((patched + 1) * kMlaTile >= window) news.patch<N>(patched, ring, at, bars, s);
   }
-  RowSums<N> sums_of_rows;
-  sums_of_rows.clear();
+  softmax.sums.clear();
   load_query<N>(p, w, base);
   named_barrier(kQueryBarrier, kQueryThreads);
-  uint32_t p_parity = 0;
 #pragma unroll 1
   for (int tile = w.begin; tile < w.end; ++tile) {
     if (tile >= patched && (tile + 1) * kMlaTile >= window) news.patch<N>(tile, ring, turn, bars, s);
     float x[N / 2];
-    Turn<kRing> at = turn;
-#pragma unroll
-    for (int i = 0; i < kFusedColumns; ++i) {
-      mbar_wait(bars.full(at.slot), at.parity);
-      wgmma_fence();
-      const uint64_t a = desc_128(shared + FusedLayout<N>::kRingAt + at.slot * kBlockBytes);
-      const uint64_t b = desc_128(shared + (i == 0 ? 8 : i - 1) * N * 128);
-#pragma unroll
-      for (int k = 0; k < 4; ++k) Wgmma<N>::ss(x, a + 2 * k, b + 2 * k, i + k > 0);
-      at.advance();
-    }
-    wgmma_commit();
-    wgmma_wait<0>();
+    tile_scores<N>(x, turn, bars, shared + FusedLayout<N>::kRingAt, shared);
     if (s.lane == 0) mbar_arrive(bars.empty(turn.slot));  // the shared key is not a value
-    const int first_token = tile * kMlaTile, left = w.length - first_token;
-    const bool first = tile == w.begin;
-    scale_scores<N>(x, s, first_token, window, first);
-    const bool raise = wants_raise<N>(x, s, first);
-    mbar_wait(bars.p_empty(), p_parity ^ 1);
-    p_parity ^= 1;
-    if (raise) {
-      raise_reference<N, false>(x, s, factor, first);
-      if (!first) sums_of_rows.scale(factor, s);
-    }
-    if (s.thread == 0) *flag = first ? kFirst : raise ? kRescale : 0;
-    Turn<kRing> block = turn;
-    block.advance();
-    if (left < kMlaTile) clear_rows<kRing>(ring, block, 8, max(left, 0), s.thread);
-    float sums[N / 4];
-    store_p<N>(x, p_store, sums);
-    fence_async_proxy();
-    warp_arrive(bars.p_full(), s.lane);
-    sums_of_rows.add(sums, s.lane);
+    softmax.take(x, tile, window, w.length, tile == w.begin, 0, ring, turn, bars);
     turn.advance(kFusedColumns);
   }
   s.meet();  // cross has been read
-  sums_of_rows.store(s);
+  softmax.sums.store(s);
   s.meet();
   if (s.thread < w.rows) {
     const float* l = s.cross + s.thread;
@@ -233,7 +192,6 @@ __device__ void value_role(const MlaFusedLaunch& p, const FusedWork& w, uint32_t
   int slot = 1 + group;  // of this warpgroup's first block of the tile
   uint32_t parity = 0;
   float acc[4][N / 2];
-  const auto later = [](int at, int by) { return at + by >= kRing ? at + by - kRing : at + by; };
 #pragma unroll 1
   for (int tile = w.begin; tile < w.end; ++tile) {
     mbar_wait(bars.p_full(), parity);
@@ -242,30 +200,10 @@ __device__ void value_role(const MlaFusedLaunch& p, const FusedWork& w, uint32_t
     if ((flag & kRescale) != 0) {
       rescale<4, N>(acc, [&](int j) { return *reinterpret_cast<const float2*>(factor + 8 * j + 2 * quad); });
     }
-    const uint64_t b = desc_128(shared + FusedLayout<N>::kP);
-    int at = slot;
-    wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const uint64_t a = desc_128(shared + FusedLayout<N>::kRingAt + at * kBlockBytes);
-#pragma unroll
-      for (int k = 0; k < 4; ++k) Wgmma<N>::template ss<1, 0>(acc[i], a + 128 * k, b + 2 * k, k > 0 || (flag & kFirst) == 0);
-      wgmma_commit();
-      at = later(at, 2);
-    }
-    const auto release = [&] {
-      if (lane == 0) mbar_arrive(bars.empty(slot));
-      slot = later(slot, 2);
-    };
-    wgmma_wait<3>();
-    release();
-    wgmma_wait<2>();
-    release();
-    wgmma_wait<1>();
-    release();
-    wgmma_wait<0>();
-    release();
-    slot = later(slot, 1);
+    add_values<N, kRing>(acc, slot, shared + FusedLayout<N>::kRingAt, shared + FusedLayout<N>::kP, (flag & kFirst) != 0,
+                         [&](int read) {
+                           if (lane == 0) mbar_arrive(bars.empty(read));
+                         });
     warp_arrive(bars.p_empty(), lane);
   }
 #pragma unroll

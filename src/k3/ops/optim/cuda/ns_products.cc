@@ -14,65 +14,20 @@
 namespace k3::ops::cuda {
 namespace {
 
-// A batched product of dense column-major matrices, D = alpha op(A) B + beta C with C and D alike. What the library calls a column is
-// a row of ours: X is [c x r] there.
-struct Product {
-  const CublasLt* lt = nullptr;
-  cublasLtMatmulDesc_t desc = nullptr;
-  cublasLtMatrixLayout_t a = nullptr, b = nullptr, d = nullptr;
-  cublasLtMatmulAlgo_t algo{};
-
-  Product() = default;
-  Product(const Product&) = delete;
-  Product& operator=(const Product&) = delete;
-  ~Product() {
-    for (cublasLtMatrixLayout_t layout : {a, b, d}) {
-      if (layout != nullptr) lt->layout_destroy(layout);
-    }
-    if (desc != nullptr) lt->desc_destroy(desc);
-  }
-
-  bool layout(cublasLtMatrixLayout_t* out, int64_t rows, int64_t cols, int64_t units) const {
-    const auto batch = static_cast<int32_t>(units);
-    const int64_t offset = rows * cols;
-    return lt->layout_create(out, CUDA_R_16BF, static_cast<uint64_t>(rows), static_cast<uint64_t>(cols), rows) == CUBLAS_STATUS_SUCCESS &&
-           lt->layout_set(*out, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &batch, sizeof batch) == CUBLAS_STATUS_SUCCESS &&
-           lt->layout_set(*out, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &offset, sizeof offset) == CUBLAS_STATUS_SUCCESS;
-  }
-
-  bool choose() {
-    cublasLtMatmulPreference_t preference = nullptr;
-    if (lt->preference_create(&preference) != CUBLAS_STATUS_SUCCESS) return false;
-    // Partial sums, where there are any, are FP32 in the workspace: repeatable.
-    const uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-    const size_t bytes = kNsWorkspace;
-    lt->preference_set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes, sizeof bytes);
-    lt->preference_set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &schemes, sizeof schemes);
-    cublasLtMatmulHeuristicResult_t found{};
-    int count = 0;
-    const cublasStatus_t status = lt->heuristic(lt->handle, desc, a, b, d, d, preference, 1, &found, &count);
-    lt->preference_destroy(preference);
-    algo = found.algo;
-    return status == CUBLAS_STATUS_SUCCESS && count == 1;
-  }
-
-  // op(A) is [m x k], B [k x n].
-  bool make(const CublasLt* library, bool transpose_a, int64_t m, int64_t n, int64_t k, int64_t units) {
-    lt = library;
-    const cublasOperation_t op = transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
-    return lt->desc_create(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F) == CUBLAS_STATUS_SUCCESS &&
-           lt->desc_set(desc, CUBLASLT_MATMUL_DESC_TRANSA, &op, sizeof op) == CUBLAS_STATUS_SUCCESS &&
-           layout(&a, transpose_a ? k : m, transpose_a ? m : k, units) && layout(&b, k, n, units) && layout(&d, m, n, units) && choose();
-  }
-
-  bool run(float alpha, const void* left, const void* right, float beta, const void* old, void* out, void* workspace, Stream stream) const {
-    return lt->matmul(lt->handle, desc, &alpha, left, a, right, b, &beta, old, d, out, d, &algo, workspace, kNsWorkspace, stream) ==
-           CUBLAS_STATUS_SUCCESS;
-  }
-};
+// A batched product of dense column-major matrices, D = alpha op(A) B + beta C. What the library calls a column is a row of ours: X is
+// [c x r] there. op(A) is [m x k], B [k x n].
+bool make(LtProduct& product, const CublasLt* lt, bool transpose_a, int64_t m, int64_t n, int64_t k, int64_t units) {
+  const auto layout = [&](int64_t rows, int64_t cols) { return lt_layout(*lt, CUDA_R_16BF, rows, cols, rows, units); };
+  product.lt = lt;
+  product.desc = lt_desc(*lt, transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N, CUBLAS_OP_N);
+  product.a = layout(transpose_a ? k : m, transpose_a ? m : k);
+  product.b = layout(k, n);
+  product.d = layout(m, n);
+  return product.choose({kNsWorkspace});
+}
 
 struct Plan {
-  Product gram, square, apply;
+  LtProduct gram, square, apply;
 };
 
 // Null: the library is not there, or does not take the shape.
@@ -84,8 +39,8 @@ const Plan* plan_of(int64_t units, int64_t r, int64_t c) {
   if (fresh) {
     const Result<const CublasLt*> lt = cublas_lt();
     auto plan = std::make_unique<Plan>();
-    if (lt.ok() && plan->gram.make(*lt, true, r, r, c, units) && plan->square.make(*lt, true, r, r, r, units) &&
-        plan->apply.make(*lt, false, c, r, r, units)) {
+    if (lt.ok() && make(plan->gram, *lt, true, r, r, c, units) && make(plan->square, *lt, true, r, r, r, units) &&
+        make(plan->apply, *lt, false, c, r, r, units)) {
       at->second = std::move(plan);
     }
   }
@@ -122,9 +77,9 @@ CudaStatus ns_step_cuda(const NsStep& s, Stream stream) {
   const Plan* plan = s.plain ? nullptr : plan_of(s.units, s.r, s.c);
   if (plan == nullptr) return plain_step(s, stream);
   // B and A are symmetric, so it does not matter that the library sees their transposes.
-  const bool ran = plan->gram.run(1, s.x, s.x, 0, s.a, s.a, s.workspace, stream) &&
-                   plan->square.run(s.c3, s.a, s.a, s.c2, s.a, s.b, s.workspace, stream) &&
-                   plan->apply.run(1, s.x, s.b, s.c1, s.x, s.y, s.workspace, stream);
+  const bool ran = plan->gram.run(1, s.x, s.x, 0, s.a, s.a, s.workspace, stream) == CUBLAS_STATUS_SUCCESS &&
+                   plan->square.run(s.c3, s.a, s.a, s.c2, s.a, s.b, s.workspace, stream) == CUBLAS_STATUS_SUCCESS &&
+                   plan->apply.run(1, s.x, s.b, s.c1, s.x, s.y, s.workspace, stream) == CUBLAS_STATUS_SUCCESS;
   return {ran ? cudaSuccess : cudaErrorLaunchFailure};
 }
 

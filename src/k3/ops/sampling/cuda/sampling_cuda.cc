@@ -10,7 +10,7 @@ namespace k3::ops::cuda {
 namespace {
 
 constexpr int kMostTop = 20;
-constexpr int64_t kListBytes = 2560 * 8 + 8192;  // candidates and histograms
+constexpr int64_t kCandidateBytes = 2560 * 8, kListBytes = kCandidateBytes + 8192;  // candidates and histograms
 
 }  // namespace
 
@@ -35,7 +35,7 @@ CudaStatus sampling_cuda(const Sampling& s, Stream stream) {
   // Two blocks of 16 a multiprocessor would share it: worth it while there are few rows.
   const int most = sampling_most_cluster(), cluster = s.rows * most <= device_info().sm_count ? most : 8;
   const int64_t slice = round_up((s.vocab + cluster - 1) / cluster, 32);
-  int64_t shared = slice * 4 + kListBytes;
+  int64_t shared = slice * 4 + kListBytes + (cluster == 16 ? kCandidateBytes : 0);  // there every block has all candidates
   if (shared > 40 << 10)
     shared = std::max<int64_t>(shared, (48 << 10) + 128);  // with the static part it is beyond 48 KiB: ask for more
   return {sampling_launch(s, cluster, slice, static_cast<int>(shared), stream)};

@@ -107,6 +107,8 @@ struct Row {
   Shared& s;
   int rank, cluster, tid, warp, lane;
   int parity = 0, cluster_parity = 0;
+  // In a large cluster (few rows) every block gets all candidates and finds the bound itself: nobody waits for block 0.
+  __device__ bool everywhere() const { return cluster == kMostCluster; }
 
   template <class T>
   __device__ T block_reduce(T x) {  // all threads get it
