@@ -24,17 +24,18 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 import demo_stories  # noqa: E402
 
-KEYS, VALUES = 256, 64
+KEYS, VALUES = 160, 32
 ASKED = 16
-VOCAB = 1536  # every made-up word is one token
+VOCAB = 1408  # every made-up word is one token
 # Source: tokens of a document (about), facts, questions, documents to train on, documents held out.
 SOURCES = {
-    "brief": (128, 6, 6, 30000, 20),
-    "page": (250, 12, 12, 20000, 20),
-    "1k": (980, 32, ASKED, 12000, 64),
-    "4k": (3960, 128, ASKED, 1500, 64),
+    "brief": (90, 4, 4, 40000, 40),
+    "page": (245, 12, 12, 24000, 20),
+    "1k": (980, 32, ASKED, 14000, 64),
+    "4k": (3960, 128, ASKED, 2000, 64),
 }
-STEPS = {"facts": 600, "page": 600, "1k": 1200, "last": 400}
+STEPS = [500, 500, 1000, 400]  # facts, page, 1k, and the extension or as many more
+MODELS = ["short", "extended"]
 TOKENS_PER_STEP = 16384
 
 
@@ -96,7 +97,7 @@ def write_source(job):
     with open(path, "w", encoding="utf-8") as out:
         for _ in range(count):
             if name == "facts":
-                out.write(writer.facts(writer.rng.randint(4, 16), 4) + "\n<|endoftext|>\n")
+                out.write(writer.facts(writer.rng.randint(2, 16), 4) + "\n<|endoftext|>\n")
             else:
                 out.write(json.dumps(writer.conversation(*SOURCES[name][:3])) + "\n")
 
@@ -126,7 +127,7 @@ def run(command, **options):
     return result.stdout
 
 
-def config_of(folder, extended, scale, seed, tokens_per_step):
+def config_of(folder, extended, options):
     """k3-nano with the vocabulary of the made-up words; the last phase is what differs."""
     config = json.loads((ROOT / "configs" / "k3-nano.json").read_text())
     manifest = json.loads((folder / "data" / "manifest.json").read_text())
@@ -135,33 +136,37 @@ def config_of(folder, extended, scale, seed, tokens_per_step):
     config["model"]["text_config"]["vocab_size"] = manifest["vocab"]
 
     def phase(name, tokens, steps, sources, **more):
-        return {"name": name, "steps": max(1, round(steps * scale)), "sequence_tokens": tokens, "tokens_per_step": tokens_per_step,
+        return {"name": name, "steps": steps, "sequence_tokens": tokens, "tokens_per_step": options.tokens_per_step,
                 "sources": [{"name": s, "weight": w} for s, w in sources.items()], **more}
-    last = {"4k": 3, "1k": 1} if extended else {"1k": 1}
+    facts, page, full, last = options.steps
     config["phases"] = [
-        phase("facts", 256, STEPS["facts"], {"facts": 1, "brief": 1}),
-        phase("page", 256, STEPS["page"], {"facts": 1, "page": 3}),
-        phase("1k", 1024, STEPS["1k"], {"page": 1, "1k": 3}),
-        phase("extension" if extended else "1k again", 4096 if extended else 1024, STEPS["last"], last, new_schedule=True, learning_rate=0.5),
+        phase("facts", 256, facts, {"facts": 1, "brief": 1}),
+        phase("page", 256, page, {"facts": 1, "page": 3}),
+        phase("1k", 1024, full, {"page": 1, "1k": 3}),
+        phase("extension", 4096, last, {"4k": 3, "1k": 1}, new_schedule=True, learning_rate=0.5) if extended else
+        phase("1k again", 1024, last, {"1k": 1}, new_schedule=True, learning_rate=0.5),
     ]
-    for field in ("evaluate_every", "evaluate_tokens", "sample_every", "checkpoint_every", "sample"):
+    for field in ("sample", "sample_every", "checkpoint_every"):
         config.pop(field)
-    config.update(tokenizer="tokenizer", data="data", seed=seed, evaluate_sources=["facts", "page", "1k"], evaluate_tokens=8192, evaluate_every=200)
+    for rate in ("matrix_rate", "vector_rate", "embedding_rate"):
+        config["recipe"][rate] *= options.rates
+    config.update(tokenizer="tokenizer", data="data", seed=options.seed, evaluate_every=200, evaluate_sources=["facts", "brief", "page", "1k"],
+                  evaluate_tokens=4096)
     return config
 
 
 def train(k3, folder, options):
     def one(name):
         path = folder / f"{name}.json"
-        path.write_text(json.dumps(config_of(folder, name == "extended", options.scale, options.seed, options.tokens_per_step), indent=1))
-        command = [k3, "train", path, "-o", folder / f"run-{name}", "--device", options.device, "-t", str(options.threads)]
-        for setting in options.set:
-            command += ["--set", setting]
+        path.write_text(json.dumps(config_of(folder, name == "extended", options), indent=1))
+        command = [k3, "train", path, "-o", folder / f"run-{name}", "--device", options.device, "-t", options.threads]
+        if options.stop_after:
+            command += ["--stop-after", options.stop_after]
         with open(folder / f"{name}.log", "w", encoding="utf-8") as log:
             subprocess.run([str(c) for c in command], stdout=log, stderr=log, check=False)
         run([k3, "export", folder / f"run-{name}", folder / f"model-{name}"])
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        list(pool.map(one, ["short", "extended"]))
+    with concurrent.futures.ThreadPoolExecutor(len(options.models)) as pool:
+        list(pool.map(one, options.models))
 
 
 def documents(path):
@@ -220,7 +225,7 @@ def ask(job):
 
 def test(k3, folder, options):
     rows = []
-    for name in ("short", "extended"):
+    for name in options.models:
         for source in ("1k", "4k"):
             shard = next((folder / "data").glob(f"{source}.valid-*.k3t"))
             chosen = list(documents(shard))[:options.tests]
@@ -240,10 +245,12 @@ def main():
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--only", default="make,train,test")
     parser.add_argument("--tests", type=int, default=64, help="held-out documents of each length")
-    parser.add_argument("--scale", type=float, default=1, help="of the steps, to try things")
+    parser.add_argument("--models", default=MODELS, type=lambda text: text.split(","))
+    parser.add_argument("--steps", default=STEPS, type=lambda text: [int(n) for n in text.split(",")], help="of the four phases")
     parser.add_argument("--tokens-per-step", type=int, default=TOKENS_PER_STEP)
+    parser.add_argument("--rates", type=float, default=2, help="factor of k3-nano's learning rates")
+    parser.add_argument("--stop-after", type=float, help="seconds; the same command goes on")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--set", action="append", default=[], help="handed to k3 train")
     parser.add_argument("--threads", type=int, default=2, help="of each run of k3 train")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--json", action="store_true")
