@@ -18,9 +18,11 @@ import shutil
 import statistics
 import subprocess
 import sys
+import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SEQUENCE, TOKENS_PER_STEP = 1024, 4096
+OUT_OF_MEMORY = (6, 7)  # exit codes of k3; a GPU without memory may say either
 LAST = 100  # steps whose load violation is averaged
 
 
@@ -125,8 +127,13 @@ def train(variant, rate, seed, options):
         return
     path = options.out / (folder.name + ".json")
     path.write_text(json.dumps(config_of(variant, rate, seed, options), indent=1))
-    command = [options.k3, "train", path, "-o", folder, "--device", options.device, "-t", str(options.threads), "-q"]
-    ended = subprocess.run([str(c) for c in command], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
+    command = [options.k3, "train", path, "-o", folder, "--device", options.device, "-t", options.threads, "-q"]
+    # Many processes that start at once may find too little memory for their contexts: tried again when others have ended.
+    for wait in (5, 20, None):
+        ended = subprocess.run([str(c) for c in command], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
+        if ended.returncode not in OUT_OF_MEMORY or wait is None:
+            break
+        time.sleep(wait)
     if result_of(folder) is None:
         # One that diverges is a result; what went wrong is kept beside it.
         (options.out / (folder.name + ".error")).write_text(ended.stderr)

@@ -97,7 +97,7 @@ def write_source(job):
     with open(path, "w", encoding="utf-8") as out:
         for _ in range(count):
             if name == "facts":
-                out.write(writer.facts(writer.rng.randint(2, 16), 4) + "\n<|endoftext|>\n")
+                out.write(writer.facts(round(2 ** writer.rng.uniform(1, 4)), 5) + "\n<|endoftext|>\n")  # few are learned first
             else:
                 out.write(json.dumps(writer.conversation(*SOURCES[name][:3])) + "\n")
 
@@ -139,9 +139,10 @@ def config_of(folder, extended, options):
         return {"name": name, "steps": steps, "sequence_tokens": tokens, "tokens_per_step": options.tokens_per_step,
                 "sources": [{"name": s, "weight": w} for s, w in sources.items()], **more}
     facts, page, full, last = options.steps
+    text = {} if options.no_text else {"facts": 1}
     config["phases"] = [
-        phase("facts", 256, facts, {"facts": 1, "brief": 1}),
-        phase("page", 256, page, {"facts": 1, "page": 3}),
+        phase("facts", 256, facts, {**text, "brief": 1}),
+        phase("page", 256, page, {**text, "page": 3}),
         phase("1k", 1024, full, {"page": 1, "1k": 3}),
         phase("extension", 4096, last, {"4k": 3, "1k": 1}, new_schedule=True, learning_rate=0.5) if extended else
         phase("1k again", 1024, last, {"1k": 1}, new_schedule=True, learning_rate=0.5),
@@ -249,6 +250,7 @@ def main():
     parser.add_argument("--steps", default=STEPS, type=lambda text: [int(n) for n in text.split(",")], help="of the four phases")
     parser.add_argument("--tokens-per-step", type=int, default=TOKENS_PER_STEP)
     parser.add_argument("--rates", type=float, default=2, help="factor of k3-nano's learning rates")
+    parser.add_argument("--no-text", action="store_true", help="conversations alone, without the texts that repeat facts")
     parser.add_argument("--stop-after", type=float, help="seconds; the same command goes on")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2, help="of each run of k3 train")
