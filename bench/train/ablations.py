@@ -39,9 +39,9 @@ def all_mla(model):
 
 # Name: what it is, fields of the recipe, change of the model, rate whose values are tried, values.
 VARIANTS = {
-    "base": ("per-head Muon, AttnRes, 4 KDA : 2 MLA, QB", {"matrices": "muon_per_head"}, None, "matrix_rate", (0.005, 0.01, 0.02)),
-    "muon": ("Muon on whole matrices", {"matrices": "muon"}, None, "matrix_rate", (0.005, 0.01, 0.02)),
-    "adamw": ("AdamW for matrices too", {"matrices": "adamw"}, None, "vector_rate", (0.002, 0.004, 0.008)),
+    "base": ("per-head Muon, AttnRes, 4 KDA : 2 MLA, QB", {"matrices": "muon_per_head"}, None, "matrix_rate", (0.005, 0.01, 0.02, 0.04)),
+    "muon": ("Muon on whole matrices", {"matrices": "muon"}, None, "matrix_rate", (0.005, 0.01, 0.02, 0.04)),
+    "adamw": ("AdamW for matrices too", {"matrices": "adamw"}, None, "vector_rate", (0.002, 0.004, 0.008, 0.016)),
     "residual": ("plain residuals", {}, plain_residuals, None, ()),
     "mla": ("six MLA layers", {}, all_mla, None, ()),
     "sign": ("sign update of the router's bias", {"balancing": "sign"}, None, "balancing_rate", (0.001, 0.003, 0.01)),
@@ -169,9 +169,9 @@ def train_all(options):
     if options.base_rate is None:
         sys.exit("ablations.py: no run of the base ended; see OUT/base*.error")
     others = [v for v in options.only if v not in ("base", "muon", "adamw")]
-    jobs = [(v, rate, first) for v in others for rate in VARIANTS[v][4]]
-    jobs += [(v, best_rate(v, options), seed) for v in optimizers for seed in options.seeds[1:]]
+    jobs = [(v, best_rate(v, options), seed) for v in optimizers for seed in options.seeds[1:]]
     jobs += [(v, None, seed) for v in others if not VARIANTS[v][4] for seed in options.seeds]
+    jobs += [(v, rate, first) for v in others for rate in VARIANTS[v][4]]
     in_parallel(jobs, options)
     in_parallel([(v, best_rate(v, options), seed) for v in others if VARIANTS[v][4] for seed in options.seeds[1:]], options)
 

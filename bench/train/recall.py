@@ -34,7 +34,7 @@ SOURCES = {
     "1k": (980, 32, ASKED, 14000, 64),
     "4k": (3960, 128, ASKED, 2000, 64),
 }
-STEPS = [500, 500, 1000, 400]  # facts, page, 1k, and the extension or as many more
+STEPS = [400, 300, 600, 400]  # facts, page, 1k, and the extension or as many more
 MODELS = ["short", "extended"]
 TOKENS_PER_STEP = 16384
 
