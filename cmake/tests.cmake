@@ -139,7 +139,8 @@ set_tests_properties(check_tree check_tree_rules PROPERTIES LABELS unit)
 endif()
 
 add_test(NAME run_micro COMMAND ${K3_PYTHON} ${CMAKE_SOURCE_DIR}/bench/micro/run_micro_test.py)
-set_tests_properties(run_micro PROPERTIES LABELS unit)
+add_test(NAME train_benches COMMAND ${K3_PYTHON} ${CMAKE_SOURCE_DIR}/bench/train/train_bench_test.py)
+set_tests_properties(run_micro train_benches PROPERTIES LABELS unit)
 
 # Optimised builds only: without inlining every template is a weak symbol.
 if(CMAKE_BUILD_TYPE STREQUAL "RelWithDebInfo" AND NOT K3_SANITIZE)
