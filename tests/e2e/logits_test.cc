@@ -208,7 +208,7 @@ TEST(Perplexity, ConversationsCountTheAnswer) {
   const json got = perplexity({"--documents", scratch.path("c.jsonl")});
   const int64_t words = json::parse(k3_ok({"tokenize", kMini, "--json"}, answer)).at("count");
   EXPECT_EQ(got.at("bytes"), answer.size());
-  EXPECT_EQ(got.at("tokens"), words + 7);  // two close tags of three tokens, and the end of the message
+  EXPECT_EQ(got.at("tokens"), words + 9);  // two close tags of four tokens each, and the end of the message
   EXPECT_EQ(got.at("documents"), 1);
 }
 
