@@ -62,7 +62,8 @@ void add_document(PerplexityText& out, const train::DocumentIds& document, int64
 }
 
 // The nats of one window, fed in pieces of at most the runner's chunk.
-Result<double> window_nats(Runner& runner, std::span<const int32_t> inputs, std::span<const int32_t> targets) {
+Result<double> window_nats(Runner& runner, std::span<const int32_t> inputs, std::span<const int32_t> targets,
+                           const std::function<void(int64_t)>& progress) {
   const auto chunk = static_cast<size_t>(runner.options().chunk_tokens);  // a memory plan may have made it shorter
   double nats = 0;
   runner.reset(0);
@@ -73,6 +74,7 @@ Result<double> window_nats(Runner& runner, std::span<const int32_t> inputs, std:
       const int32_t target = targets[at + i];
       if (target != PerplexityText::kNotAsked) nats += negative_log_likelihood(row_of(logits, static_cast<int64_t>(i)), target);
     }
+    progress(static_cast<int64_t>(at + input.tokens.size()));
   }
   return nats;
 }
@@ -135,10 +137,12 @@ Result<PerplexityResult> measure_perplexity(const Model& model, ThreadPool& pool
   int64_t begin = 0;
   for (const int64_t end : text.window_ends) {
     const auto at = static_cast<size_t>(begin), size = static_cast<size_t>(end - begin);
-    K3_TRY_ASSIGN(const double nats, window_nats(runner, std::span(text.inputs).subspan(at, size), std::span(text.targets).subspan(at, size)));
+    const auto in_window = [&](int64_t done) {
+      if (progress) progress(begin + done);
+    };
+    K3_TRY_ASSIGN(const double nats, window_nats(runner, std::span(text.inputs).subspan(at, size), std::span(text.targets).subspan(at, size), in_window));
     total += nats;
     begin = end;
-    if (progress) progress(end);
   }
   if (!std::isfinite(total)) return fail(Code::internal, "the model gave logits that are not finite");
   PerplexityResult result;
