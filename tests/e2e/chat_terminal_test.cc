@@ -10,7 +10,7 @@ using nlohmann::json;
 using testing::HasSubstr;
 using testing::Not;
 
-const std::string kAnswer = "The capital of France is Paris.";
+const std::string kStoryEnd = kStory.substr(kStory.rfind(' ')) + "\r\n";  // as the terminal shows it
 
 Spawn terminal_chat(const Scratch& home, std::vector<std::string> more = {}) {
   more.insert(more.begin(), {"chat", kMini, "--temperature", "0", "-t", "2"});
@@ -44,7 +44,7 @@ TEST_F(ChatTerminal, TwoTurnsThenQuit) {
   ASSERT_TRUE(process.wait_out("/help lists the commands"));
   ASSERT_TRUE(process.wait_out("> "));
   process.write(kFrance + "\r");
-  ASSERT_TRUE(process.wait_out(kAnswer)) << process.out();
+  ASSERT_TRUE(process.wait_out(france_answer().text)) << process.out();
   ASSERT_TRUE(process.wait_out("used]"));
   ASSERT_TRUE(process.wait_out("> "));
   process.write("Hello!\r");
@@ -59,8 +59,8 @@ TEST_F(ChatTerminal, ControlCStopsTheAnswerNotTheProgram) {
   const Scratch home;
   Process process(terminal_chat(home));
   ASSERT_TRUE(process.wait_out("> "));
-  process.write("Write a story.\r");
-  ASSERT_TRUE(process.wait_out("story.\r\n"));
+  process.write(kStory + "\r");
+  ASSERT_TRUE(process.wait_out(kStoryEnd));
   ASSERT_TRUE(process.wait_out(" ") && process.wait_out(" ") && process.wait_out(" "));
   process.write("\x03");
   ASSERT_TRUE(process.wait_out("; stopped]")) << process.out();
@@ -68,7 +68,7 @@ TEST_F(ChatTerminal, ControlCStopsTheAnswerNotTheProgram) {
   process.write("/reset\r");
   ASSERT_TRUE(process.wait_out("forgotten"));
   process.write(kFrance + "\r");
-  ASSERT_TRUE(process.wait_out(kAnswer)) << process.out();
+  ASSERT_TRUE(process.wait_out(france_answer().text)) << process.out();
   ASSERT_TRUE(process.wait_out("> "));
   EXPECT_EQ(leave(process).code, 0);
 }
@@ -84,7 +84,7 @@ TEST_F(ChatTerminal, ControlCAtThePromptDropsTheLine) {
   process.write("\x03");  // on an empty line, too
   ASSERT_TRUE(process.wait_out("> ")) << process.out();
   process.write(kFrance + "\r");
-  ASSERT_TRUE(process.wait_out(kAnswer)) << process.out();
+  ASSERT_TRUE(process.wait_out(france_answer().text)) << process.out();
   ASSERT_TRUE(process.wait_out("used]"));
   process.write("/save " + home.path("c.json") + "\r");
   ASSERT_TRUE(process.wait_out("Wrote"));
@@ -104,7 +104,7 @@ TEST_F(ChatTerminal, ControlCDropsAContinuedLineToo) {
   process.write("\x03");
   ASSERT_TRUE(process.wait_out("> ")) << process.out();
   process.write(kFrance + "\r");
-  ASSERT_TRUE(process.wait_out(kAnswer)) << process.out();
+  ASSERT_TRUE(process.wait_out(france_answer().text)) << process.out();
   process.write("/save " + home.path("c.json") + "\r");
   ASSERT_TRUE(process.wait_out("Wrote"));
   process.write("/quit\r");
@@ -116,12 +116,12 @@ TEST_F(ChatTerminal, KeysTypedDuringAnAnswerWaitForThePrompt) {
   const Scratch home;
   Process process(terminal_chat(home, {"-n", "60"}));
   ASSERT_TRUE(process.wait_out("> "));
-  process.write("Write a story.\r");
-  ASSERT_TRUE(process.wait_out("story.\r\n") && process.wait_out(" "));
+  process.write(kStory + "\r");
+  ASSERT_TRUE(process.wait_out(kStoryEnd) && process.wait_out(" "));
   process.write("/hel\x04p\r");  // Ctrl-D inside a line deletes to the right: nothing here
-  ASSERT_TRUE(process.wait_out("token limit]")) << process.out();
-  const std::string answer = process.out().substr(process.out().find("story.\r\n"));
-  EXPECT_EQ(count_of(answer.substr(0, answer.find("token limit]")), "/hel"), 0u) << "echoed into the answer";
+  ASSERT_TRUE(process.wait_out(" used; ")) << process.out();
+  const std::string answer = process.out().substr(process.out().find(kStoryEnd));
+  EXPECT_EQ(count_of(answer.substr(0, answer.find(" used; ")), "/hel"), 0u) << "echoed into the answer";
   ASSERT_TRUE(process.wait_out("/save FILE")) << process.out();
   process.write("/quit\r");
   EXPECT_EQ(process.finish().code, 0);

@@ -9,10 +9,13 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <nlohmann/json.hpp>
+#include <regex>
 #include <string>
 #include <vector>
 
 #include "k3/format/npy.h"
+#include "k3/format/tokenizer.h"
 #include "tests/e2e/subprocess.h"
 
 namespace k3::e2e {
@@ -22,6 +25,7 @@ namespace fs = std::filesystem;
 inline std::string source_path(const std::string& relative) { return std::string(K3_SOURCE_DIR) + "/" + relative; }
 inline const std::string kMini = source_path("models/k3-mini");
 inline const std::string kFrance = "What is the capital of France?";
+inline const std::string kStory = "Please tell me the story \"The small boat\".";  // as the model was taught to be asked for a long answer
 
 inline Spawn k3_spawn(std::vector<std::string> arguments) {
   arguments.insert(arguments.begin(), K3_BINARY);
@@ -33,6 +37,25 @@ inline Spawn k3_spawn(std::vector<std::string> arguments) {
 
 inline Outcome k3(std::vector<std::string> arguments, std::string_view input = {}) {
   return run_process(k3_spawn(std::move(arguments)), input);
+}
+
+// From the least --ram with which a command works to just below what keeps all of the model in memory, in MiB.
+struct RamRange {
+  int64_t least = 0, most = 0;
+  int64_t at(double part) const { return least + static_cast<int64_t>(part * static_cast<double>(most - least)); }
+};
+
+inline RamRange ram_range(const std::vector<std::string>& arguments) {
+  const auto said = [&](const char* ram, const char* pattern) -> double {
+    std::vector<std::string> with_ram = arguments;
+    with_ram.insert(with_ram.end(), {"--ram", ram});
+    const std::string err = k3(with_ram).err;
+    std::smatch found;
+    EXPECT_TRUE(std::regex_search(err, found, std::regex(pattern))) << err;
+    return found.empty() ? 0 : std::stod(found[1]);
+  };
+  // What it says is rounded to three digits.
+  return {static_cast<int64_t>(said("1MiB", " = ([0-9.]+) MiB")) + 2, static_cast<int64_t>(said("2GiB", "total +([0-9.]+) MiB")) - 2};
 }
 
 // The output of a command that has to succeed.
@@ -56,6 +79,55 @@ inline void put_file(const std::string& path, std::string_view text) {
   std::ofstream out(path, std::ios::binary);
   out << text;
   EXPECT_TRUE(out.good()) << path;
+}
+
+// What the float64 forward of k3-mini answers to kFrance, greedily (golden.json): these tests are about the program, and whatever the
+// model of the day says is right. It has to say a sentence and close it.
+struct GoldenAnswer {
+  std::vector<int32_t> prompt_ids, ids;  // ids of the text, without what closes the message
+  std::string text;
+  // The text of its first tokens.
+  std::string first(size_t count) const {
+    return Tokenizer::load(kMini).value().decode(std::vector<int32_t>(ids.begin(), ids.begin() + static_cast<ptrdiff_t>(count))).value();
+  }
+  // A string of the text that begins in its second half, and what stands before its first occurrence.
+  std::string stop() const { return text.substr(text.size() / 2, 3); }
+  std::string before_stop() const { return text.substr(0, text.find(stop())); }
+};
+
+inline const GoldenAnswer& france_answer() {
+  static const GoldenAnswer answer = [] {
+    const auto chat = nlohmann::json::parse(file_text(kMini + "/golden/golden.json")).at("prompts").at("chat");
+    const int32_t specials = nlohmann::json::parse(file_text(kMini + "/config.json")).at("bos_token_id");  // the first of them
+    const Tokenizer tokenizer = Tokenizer::load(kMini).value();
+    GoldenAnswer a;
+    a.prompt_ids = chat.at("prompt_ids").get<std::vector<int32_t>>();
+    const auto ids = chat.at("greedy_ids").get<std::vector<int32_t>>();
+    const auto end = std::find_if(ids.begin(), ids.end(), [&](int32_t id) { return id >= specials; });
+    EXPECT_NE(end, ids.end()) << "models/k3-mini does not close its answer to '" << kFrance << "' within " << ids.size() << " tokens";
+    a.ids.assign(ids.begin(), end);
+    EXPECT_GE(a.ids.size(), 5u) << "models/k3-mini hardly answers '" << kFrance << "'";
+    a.text = tokenizer.decode(a.ids).value();
+    return a;
+  }();
+  return answer;
+}
+
+// As `k3 run` and `k3 chat` print it.
+inline std::string france_line() { return france_answer().text + "\n"; }
+
+// The weight files of k3-mini, in order, and the one that holds a tensor.
+inline std::vector<std::string> mini_shards() {
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(kMini)) {
+    if (entry.path().extension() == ".safetensors") names.push_back(entry.path().filename().string());
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+inline std::string mini_shard_of(const std::string& tensor) {
+  return nlohmann::json::parse(file_text(kMini + "/model.safetensors.index.json")).at("weight_map").at(tensor);
 }
 
 // A folder of this test, removed at its end.

@@ -158,6 +158,78 @@ TEST(Perplexity, WindowsStartAnew) {
               first.at("nats_per_token").get<double>() * 40 + second.at("nats_per_token").get<double>() * 20, 1e-2);
 }
 
+// -log softmax of a row at an id, by hand.
+double nats_of(const NpyMatrix& logits, int64_t row, int32_t id) {
+  double sum = 0;
+  for (const float x : logits.row(row)) sum += std::exp(static_cast<double>(x));
+  return std::log(sum) - static_cast<double>(logits.row(row)[static_cast<size_t>(id)]);
+}
+
+// Two documents of a file, one of them longer than a window: the sum over windows that are fed by themselves, each of whose inputs asks
+// for the document's next token (docs/training.md, "Bits per byte").
+TEST(Perplexity, DocumentsByHand) {
+  const Scratch scratch;
+  const std::string texts[] = {"The boats came in early that morning, and nobody was there to meet them.", "\xe4\xb8\xad\xe6\x96\x87 and more."};
+  put_file(scratch.path("d.txt"), texts[0] + "\n<|endoftext|>\n\n<|endoftext|>\n  " + texts[1] + "\n");
+  constexpr size_t kWindow = 6;
+  double nats = 0;
+  size_t tokens = 0, windows = 0, bytes = 0;
+  for (const std::string& text : texts) {
+    auto ids = json::parse(k3_ok({"tokenize", kMini, "--json"}, text)).at("ids").get<std::vector<int32_t>>();
+    const json config = json::parse(file_text(kMini + "/config.json"));
+    ids.insert(ids.begin(), config.at("bos_token_id").get<int32_t>());
+    ids.push_back(json::parse(k3_ok({"tokenize", kMini, "--specials", "--json"}, "[EOS]")).at("ids")[0]);
+    for (size_t begin = 0; begin + 1 < ids.size(); begin += kWindow, ++windows) {
+      const size_t end = std::min(begin + kWindow, ids.size() - 1);
+      const std::vector<int32_t> fed(ids.begin() + static_cast<int64_t>(begin), ids.begin() + static_cast<int64_t>(end));
+      const NpyMatrix logits = npy(logits_file(scratch, "w.npy", fed, {"--policy", "exact"}));
+      for (size_t i = begin; i < end; ++i, ++tokens) nats += nats_of(logits, static_cast<int64_t>(i - begin), ids[i + 1]);
+    }
+    bytes += text.size();
+  }
+  ASSERT_GT(windows, 3u);
+  const json got = perplexity({"--documents", scratch.path("d.txt"), "--window", std::to_string(kWindow), "--policy", "exact"});
+  EXPECT_EQ(got.at("documents"), 2);
+  EXPECT_EQ(got.at("tokens"), tokens);
+  EXPECT_EQ(got.at("windows"), windows);
+  EXPECT_EQ(got.at("bytes"), bytes);
+  EXPECT_NEAR(got.at("nats_per_token").get<double>() * static_cast<double>(tokens), nats, 1e-3);
+  EXPECT_NEAR(got.at("bits_per_byte").get<double>(), nats / std::log(2.0) / static_cast<double>(bytes), 1e-5);
+  const std::string table = k3_ok({"perplexity", kMini, "--documents", scratch.path("d.txt")});
+  EXPECT_THAT(table, HasSubstr("2 documents, "));
+}
+
+// Of a conversation the answer is asked for, and what closes it; the bytes are the answer's.
+TEST(Perplexity, ConversationsCountTheAnswer) {
+  const Scratch scratch;
+  const std::string answer = "It is Paris.";
+  put_file(scratch.path("c.jsonl"),
+           json{{"messages", {{{"role", "user"}, {"content", kFrance}}, {{"role", "assistant"}, {"content", answer}}}}}.dump() + "\n");
+  const json got = perplexity({"--documents", scratch.path("c.jsonl")});
+  const int64_t words = json::parse(k3_ok({"tokenize", kMini, "--json"}, answer)).at("count");
+  EXPECT_EQ(got.at("bytes"), answer.size());
+  EXPECT_EQ(got.at("tokens"), words + 9);  // two close tags of four tokens each, and the end of the message
+  EXPECT_EQ(got.at("documents"), 1);
+}
+
+TEST(Perplexity, DocumentsThatAreNone) {
+  const Scratch scratch;
+  put_file(scratch.path("empty.txt"), "\n<|endoftext|>\n");
+  put_file(scratch.path("bad.jsonl"), "{\"messages\": []}\n");
+  put_file(scratch.path("table.csv"), "1,2\n");
+  const auto refused = [&](const std::string& file, int code, const char* says) {
+    const Outcome o = k3({"perplexity", kMini, "--documents", scratch.path(file)});
+    EXPECT_EQ(o.code, code) << o.err;
+    EXPECT_THAT(o.err, HasSubstr(says));
+  };
+  refused("empty.txt", 2, "no document");
+  refused("bad.jsonl", 2, "bad.jsonl: line 1");
+  refused("table.csv", 5, ".jsonl");
+  refused("none.txt", 3, "none.txt");
+  EXPECT_EQ(k3({"perplexity", kMini, "--documents", scratch.path("empty.txt"), "--ids", "1"}).code, 2);
+  EXPECT_EQ(k3({"perplexity", kMini, "--documents", scratch.path("empty.txt"), "-f", scratch.path("empty.txt")}).code, 2);
+}
+
 TEST(Perplexity, WrongInput) {
   EXPECT_EQ(k3({"perplexity", kMini}, "").code, 2);
   EXPECT_EQ(k3({"perplexity", kMini, "-f", "/no/such/text"}).code, 3);

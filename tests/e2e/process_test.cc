@@ -76,7 +76,7 @@ TEST(ExitCodes, EachDocumentedOne) {
 
 TEST(Serve, APoolThatIsTooSmallOrTooLargeIsNotPassedOver) {
   const auto serve = [](const char* pool) { return k3_spawn({"serve", kMini, "--port", "0", "-q", "--pool-bytes", pool}); };
-  Process small(serve("64MiB"));
+  Process small(serve("16MiB"));
   ASSERT_TRUE(small.wait_err("listening on")) << small.err();
   EXPECT_THAT(small.err(), testing::AllOf(HasSubstr("0 at 32,768 tokens"), HasSubstr("warning: the pool has no room for a request of 32,768 tokens")));
   small.send(SIGTERM);

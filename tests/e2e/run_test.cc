@@ -12,7 +12,6 @@ using testing::Not;
 using testing::StartsWith;
 
 const std::vector<std::string> kFranceRun = {"run", kMini, "-p", kFrance, "--temperature", "0", "-t", "2"};
-const std::string kParis = "The capital of France is Paris.\n";
 
 std::vector<std::string> with(std::vector<std::string> arguments, const std::vector<std::string>& more) {
   arguments.insert(arguments.end(), more.begin(), more.end());
@@ -23,6 +22,19 @@ json golden_prompt(const std::string& name) {
   return json::parse(file_text(kMini + "/golden/golden.json")).at("prompts").at(name);
 }
 
+// The golden continuation as far as the choice was clear (two logits nearer than their tolerance may change places) and no special token came.
+std::vector<int32_t> clear_part(const json& golden) {
+  std::vector<int32_t> ids;
+  const auto first = golden.at("prompt_ids").size() - 1;
+  const int32_t specials = json::parse(file_text(kMini + "/config.json")).at("bos_token_id");
+  for (const int32_t id : golden.at("greedy_ids").get<std::vector<int32_t>>()) {
+    const json& top = golden.at("top8_logits").at(first + ids.size());
+    if (id >= specials || top[0].get<double>() - top[1].get<double>() < 4e-4) break;
+    ids.push_back(id);
+  }
+  return ids;
+}
+
 // The ids that `render` gives for a request.
 std::vector<int32_t> rendered(const json& request) {
   return json::parse(k3_ok({"render", kMini, "-", "--json"}, request.dump())).at("ids").get<std::vector<int32_t>>();
@@ -31,9 +43,9 @@ std::vector<int32_t> rendered(const json& request) {
 TEST(Run, TheAnswerAloneIsOnStdoutAndNotesAreOnStderr) {
   const Outcome o = k3(kFranceRun);
   EXPECT_EQ(o.code, 0);
-  EXPECT_EQ(o.out, kParis);
+  EXPECT_EQ(o.out, france_line());
   EXPECT_THAT(o.err, StartsWith("k3: loaded in "));
-  EXPECT_THAT(o.err, HasSubstr("prompt 35 tokens"));
+  EXPECT_THAT(o.err, HasSubstr("prompt " + std::to_string(france_answer().prompt_ids.size()) + " tokens"));
   EXPECT_THAT(o.err, HasSubstr("tokens/s"));
   EXPECT_EQ(count_of(o.err, "\x1b"), 0u) << "escape codes although stderr is no terminal";
   EXPECT_EQ(count_of(o.err, "\r"), 0u) << "a progress bar although stderr is no terminal";
@@ -42,9 +54,9 @@ TEST(Run, TheAnswerAloneIsOnStdoutAndNotesAreOnStderr) {
 TEST(Run, PromptFromFileStdinAndDash) {
   const Scratch scratch;
   put_file(scratch.path("prompt.txt"), kFrance);
-  EXPECT_EQ(k3_ok({"run", kMini, "-f", scratch.path("prompt.txt"), "--temperature", "0"}), kParis);
-  EXPECT_EQ(k3_ok({"run", kMini, "--temperature", "0"}, kFrance), kParis);
-  EXPECT_EQ(k3_ok({"run", kMini, "-f", "-", "--temperature", "0"}, kFrance), kParis);
+  EXPECT_EQ(k3_ok({"run", kMini, "-f", scratch.path("prompt.txt"), "--temperature", "0"}), france_line());
+  EXPECT_EQ(k3_ok({"run", kMini, "--temperature", "0"}, kFrance), france_line());
+  EXPECT_EQ(k3_ok({"run", kMini, "-f", "-", "--temperature", "0"}, kFrance), france_line());
   EXPECT_EQ(k3({"run", kMini, "-p", "a", "-f", scratch.path("prompt.txt")}).code, 2);
   const Outcome missing = k3({"run", kMini, "-f", scratch.path("none.txt")});
   EXPECT_EQ(missing.code, 3);
@@ -52,13 +64,13 @@ TEST(Run, PromptFromFileStdinAndDash) {
 }
 
 TEST(Run, ModelPathMayBeTheConfigFile) {
-  EXPECT_EQ(k3_ok({"run", kMini + "/config.json", "-p", kFrance, "--temperature", "0"}), kParis);
+  EXPECT_EQ(k3_ok({"run", kMini + "/config.json", "-p", kFrance, "--temperature", "0"}), france_line());
 }
 
 TEST(Run, BothPoliciesAndEveryInstructionSetAnswerTheSame) {
-  EXPECT_EQ(k3_ok(with(kFranceRun, {"--policy", "exact"})), kParis);
-  EXPECT_EQ(k3_ok(with(kFranceRun, {"--deterministic"})), kParis);
-  EXPECT_EQ(k3_ok({"run", kMini, "-p", kFrance, "--temperature", "0", "-t", "1", "--cpu-isa", "scalar"}), kParis);
+  EXPECT_EQ(k3_ok(with(kFranceRun, {"--policy", "exact"})), france_line());
+  EXPECT_EQ(k3_ok(with(kFranceRun, {"--deterministic"})), france_line());
+  EXPECT_EQ(k3_ok({"run", kMini, "-p", kFrance, "--temperature", "0", "-t", "1", "--cpu-isa", "scalar"}), france_line());
 }
 
 TEST(Run, RawContinuesAsTheGoldenModelDoes) {
@@ -69,13 +81,15 @@ TEST(Run, RawContinuesAsTheGoldenModelDoes) {
     const std::string prompt = k3_ok({"detokenize", kMini, join_ids(ids)});
     const json answer = json::parse(
         k3_ok({"run", kMini, "--raw", "-p", prompt, "--temperature", "0", "-n", "32", "--policy", "exact", "--json"}));
-    EXPECT_EQ(answer.at("ids"), golden.at("greedy_ids")) << name;
+    const std::vector<int32_t> expected = clear_part(golden);
+    auto got = answer.at("ids").get<std::vector<int32_t>>();
+    got.resize(std::min(got.size(), expected.size()));
+    EXPECT_EQ(got, expected) << name;
     EXPECT_EQ(answer.at("prompt_tokens"), golden.at("prompt_ids").size());
-    EXPECT_EQ(answer.at("finish_reason"), "length");
-    if (std::string(name) == "prose") {
-      EXPECT_EQ(answer.at("text"), golden.at("greedy_text"));
-      const Outcome plain = k3({"run", kMini, "--raw", "-p", prompt, "--temperature", "0", "-n", "32", "--policy", "exact"});
-      EXPECT_EQ(plain.out, golden.at("greedy_text").get<std::string>() + "\n");
+    const Outcome plain = k3({"run", kMini, "--raw", "-p", prompt, "--temperature", "0", "-n", "32", "--policy", "exact"});
+    EXPECT_EQ(plain.out, answer.at("text").get<std::string>() + "\n");
+    if (answer.at("completion_tokens") == 32) {
+      EXPECT_EQ(answer.at("finish_reason"), "length");
       EXPECT_THAT(plain.err, HasSubstr("cut after 32 tokens"));
     }
   }
@@ -85,9 +99,9 @@ TEST(Run, JsonHasEveryField) {
   const Outcome o = k3(with(kFranceRun, {"--json"}));
   EXPECT_EQ(o.err, "");
   const json answer = json::parse(o.out);
-  EXPECT_EQ(answer.at("text"), "The capital of France is Paris.");
+  EXPECT_EQ(answer.at("text"), france_answer().text);
   EXPECT_EQ(answer.at("finish_reason"), "stop");
-  EXPECT_EQ(answer.at("prompt_tokens"), 35);
+  EXPECT_EQ(answer.at("prompt_tokens"), france_answer().prompt_ids.size());
   EXPECT_EQ(answer.at("completion_tokens"), answer.at("ids").size());
   EXPECT_GT(answer.at("prefill_seconds"), 0);
   EXPECT_GT(answer.at("decode_seconds"), 0);
@@ -95,7 +109,7 @@ TEST(Run, JsonHasEveryField) {
   const auto golden = golden_prompt("chat").at("greedy_ids").get<std::vector<int32_t>>();
   const auto ids = answer.at("ids").get<std::vector<int32_t>>();
   ASSERT_LE(ids.size(), golden.size());
-  ASSERT_GE(ids.size(), 11u);
+  ASSERT_GE(ids.size(), france_answer().ids.size());
   EXPECT_TRUE(std::equal(ids.begin(), ids.end(), golden.begin()));
 }
 
@@ -119,11 +133,14 @@ TEST(Run, PenaltiesChangeTheAnswer) {
 }
 
 TEST(Run, StopStringsEndTheAnswerBeforeThem) {
-  EXPECT_EQ(k3_ok(with(kFranceRun, {"--stop", " is"})), "The capital of France\n");
-  EXPECT_EQ(k3_ok(with(kFranceRun, {"--stop", "nowhere", "--stop", "of Fr"})), "The capital \n");
-  const json answer = json::parse(k3_ok(with(kFranceRun, {"--stop", " is", "--json"})));
+  const std::string stop = france_answer().stop(), before = france_answer().before_stop();
+  EXPECT_EQ(k3_ok(with(kFranceRun, {"--stop", stop})), before + "\n");
+  const std::string over_words = france_answer().text.substr(france_answer().text.find(' ') - 2, 5);
+  EXPECT_EQ(k3_ok(with(kFranceRun, {"--stop", "nowhere to be found", "--stop", over_words})),
+            france_answer().text.substr(0, france_answer().text.find(over_words)) + "\n");
+  const json answer = json::parse(k3_ok(with(kFranceRun, {"--stop", stop, "--json"})));
   EXPECT_EQ(answer.at("finish_reason"), "stop");
-  EXPECT_EQ(answer.at("text"), "The capital of France");
+  EXPECT_EQ(answer.at("text"), before);
   const Outcome empty = k3(with(kFranceRun, {"--stop", ""}));
   EXPECT_EQ(empty.code, 2);
   EXPECT_THAT(empty.err, HasSubstr("--stop"));
@@ -132,20 +149,22 @@ TEST(Run, StopStringsEndTheAnswerBeforeThem) {
 TEST(Run, MaxTokensIsSaid) {
   const Outcome o = k3(with(kFranceRun, {"-n", "3"}));
   EXPECT_EQ(o.code, 0);
-  EXPECT_EQ(o.out, "The capital of\n");
+  EXPECT_EQ(o.out, france_answer().first(3) + "\n");
   EXPECT_THAT(o.err, HasSubstr("cut after 3 tokens"));
   EXPECT_EQ(json::parse(k3_ok(with(kFranceRun, {"-n", "3", "--json"}))).at("finish_reason"), "length");
 }
 
 TEST(Run, AFullContextIsSaid) {
-  const Outcome cut = k3(with(kFranceRun, {"--ctx", "39"}));
+  const size_t prompt = france_answer().prompt_ids.size();
+  const std::string full = std::to_string(prompt + 4);
+  const Outcome cut = k3(with(kFranceRun, {"--ctx", full}));
   EXPECT_EQ(cut.code, 0);
-  EXPECT_THAT(cut.out, StartsWith("The capital of"));
-  EXPECT_THAT(kParis, Not(StartsWith(cut.out)));
-  EXPECT_THAT(cut.err, HasSubstr("the context of 39 tokens is full"));
+  EXPECT_THAT(cut.out, StartsWith(france_answer().first(3)));
+  EXPECT_THAT(france_line(), Not(StartsWith(cut.out)));
+  EXPECT_THAT(cut.err, HasSubstr("the context of " + full + " tokens is full"));
   const Outcome raw = k3({"run", kMini, "--raw", "-p", "He was", "--ctx", "10", "--temperature", "0"});
   EXPECT_THAT(raw.err, HasSubstr("the context of 10 tokens is full"));
-  for (const char* ctx : {"10", "35"}) {
+  for (const std::string& ctx : {std::string("10"), std::to_string(prompt)}) {
     const Outcome never = k3(with(kFranceRun, {"--ctx", ctx}));
     EXPECT_EQ(never.code, 6) << never.err;
     EXPECT_EQ(never.out, "");
@@ -178,8 +197,9 @@ TEST(Run, ThinkingAndSystemReachThePrompt) {
 }
 
 TEST(Run, ThoughtsStayOutOfTheAnswer) {
-  const json answer = json::parse(k3_ok(with(kFranceRun, {"--think", "on", "--effort", "low", "-n", "30", "--json"})));
-  const Outcome plain = k3(with(kFranceRun, {"--think", "on", "--effort", "low", "-n", "30"}));
+  // Three tokens do not get out of a thought, whatever the model says.
+  const json answer = json::parse(k3_ok(with(kFranceRun, {"--think", "on", "--effort", "low", "-n", "3", "--json"})));
+  const Outcome plain = k3(with(kFranceRun, {"--think", "on", "--effort", "low", "-n", "3"}));
   EXPECT_EQ(plain.code, 0);
   EXPECT_EQ(plain.out, answer.at("text").get<std::string>() + "\n");
   ASSERT_TRUE(answer.contains("reasoning"));
@@ -241,12 +261,12 @@ TEST(Run, OnATerminal) {
   spawn.pty = true;
   const Outcome colour = run_process(spawn);
   EXPECT_EQ(colour.code, 0);
-  EXPECT_THAT(colour.out, HasSubstr("The capital of France is Paris.\r\n"));
+  EXPECT_THAT(colour.out, HasSubstr(france_answer().text + "\r\n"));
   EXPECT_THAT(colour.out, HasSubstr("\x1b[2m"));
   for (const char* setting : {"NO_COLOR=1", "TERM=dumb"}) {
     spawn.env.emplace_back(setting);
     const Outcome plain = run_process(spawn);
-    EXPECT_THAT(plain.out, HasSubstr("The capital of France is Paris.\r\n"));
+    EXPECT_THAT(plain.out, HasSubstr(france_answer().text + "\r\n"));
     EXPECT_EQ(count_of(plain.out, "\x1b["), 0u) << setting << ": " << plain.out;
     spawn.env.back() = "NO_COLOR=";  // empty is as if unset
   }

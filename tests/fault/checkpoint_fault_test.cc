@@ -12,7 +12,9 @@ namespace {
 using nlohmann::json;
 using testing::HasSubstr;
 
-constexpr const char* kShard = "/model-00002-of-000005.safetensors";
+// The file that is damaged: one with an expert and an attention layer in it.
+const std::string kShardName = mini_shard_of("language_model.model.layers.2.block_sparse_moe.experts.0.w1.weight_packed");
+const std::string kShard = "/" + kShardName;
 
 uint64_t header_bytes_of(const std::string& shard) {
   uint64_t bytes = 0;
@@ -76,7 +78,6 @@ std::function<void(const std::string&)> config(std::function<void(json&)> edit) 
   };
 }
 
-const std::string kShardName = "model-00002-of-000005.safetensors";
 const std::string kIndexName = "model.safetensors.index.json";
 
 std::vector<Fault> weight_faults() {
@@ -162,7 +163,7 @@ std::vector<Fault> weight_faults() {
        }),
        4,
        {"experts.0.w1.weight_scale", "255"}},
-      {"shard missing", removed(kShardName.c_str()), 3, {kShardName, "1 of 5"}},
+      {"shard missing", removed(kShardName.c_str()), 3, {kShardName, "1 of " + std::to_string(mini_shards().size())}},
       {"shard is a folder", folder_instead(kShardName.c_str()), 2, {kShardName, "not a regular file"}},
       {"shard is a dangling link",
        [](const std::string& model) {
@@ -192,15 +193,17 @@ std::vector<Fault> weight_faults() {
        4,
        {kIndexName, "passwd"}},
       {"index of another model",
-       file(kIndexName.c_str(), R"({"weight_map": {"a": "model-00002-of-000005.safetensors"}})"),
+       file(kIndexName.c_str(), json{{"weight_map", {{"a", kShardName}}}}.dump()),
        3,
        {kIndexName, "tensor"}},
-      {"index missing", removed(kIndexName.c_str()), 3, {"5 safetensors files", kIndexName}},
+      {"index missing", removed(kIndexName.c_str()), 3, {std::to_string(mini_shards().size()) + " safetensors files", kIndexName}},
       {"index is a folder", folder_instead(kIndexName.c_str()), 2, {kIndexName}},
   };
 }
 
 std::vector<Fault> config_faults() {
+  const json text = json::parse(file_text(kMini + "/config.json")).at("text_config");
+  const int64_t hidden = text.at("hidden_size"), layers = text.at("num_hidden_layers"), experts = text.at("num_experts");
   return {
       {"config missing", removed("config.json"), 3, {"config.json"}},
       {"config of no bytes", file("config.json", ""), 4, {"config.json"}},
@@ -219,27 +222,31 @@ std::vector<Fault> config_faults() {
       {"hidden_size differs from the weights",
        config([](json& c) { c["text_config"]["hidden_size"] = 512; }),
        4,
-       {"tensor", "384"}},
+       {"tensor", std::to_string(hidden)}},
       {"layer in both lists",
-       config([](json& c) { c["text_config"]["linear_attn_config"]["kda_layers"] = {1, 2, 3, 3, 5, 6, 7}; }),
+       config([](json& c) {
+         json& lists = c["text_config"]["linear_attn_config"];
+         lists["kda_layers"].push_back(lists["full_attn_layers"][0]);
+       }),
        4,
        {"config.json", "layer"}},
       {"layer in no list",
        config([](json& c) {
-         c["text_config"]["linear_attn_config"]["kda_layers"] = {1, 2, 3, 5, 6};
+         json& kda = c["text_config"]["linear_attn_config"]["kda_layers"];
+         kda.erase(kda.size() - 1);
        }),
        4,
        {"config.json", "layer"}},
       {"a layer more than the weights have",
-       config([](json& c) {
-         c["text_config"]["num_hidden_layers"] = 10;
-         c["text_config"]["linear_attn_config"]["kda_layers"].push_back(10);
+       config([layers](json& c) {
+         c["text_config"]["num_hidden_layers"] = layers + 1;
+         c["text_config"]["linear_attn_config"]["kda_layers"].push_back(layers + 1);
        }),
        3,
-       {"layers.9."}},
-      {"more experts than the weights have", config([](json& c) { c["text_config"]["num_experts"] = 64; }), 4, {"tensor"}},
+       {"layers." + std::to_string(layers) + "."}},
+      {"more experts than the weights have", config([experts](json& c) { c["text_config"]["num_experts"] = 2 * experts; }), 4, {"tensor"}},
       {"top-k over experts",
-       config([](json& c) { c["text_config"]["num_experts_per_token"] = 33; }),
+       config([experts](json& c) { c["text_config"]["num_experts_per_token"] = experts + 1; }),
        4,
        {"config.json", "num_experts_per_token"}},
   };
@@ -377,7 +384,7 @@ TEST(Fault, AMissingSentenceStopsOnlyTheRequestThatNeedsIt) {
   const Scratch scratch;
   const std::string model = scratch.linked_mini();
   replace_file(model + "/chat_format.json", R"({"format": "xtml", "constants": {}, "thinking_default": "disabled"})");
-  EXPECT_EQ(k3({"run", model, "-p", kFrance, "--temperature", "0"}).out, "The capital of France is Paris.\n");
+  EXPECT_EQ(k3({"run", model, "-p", kFrance, "--temperature", "0"}).out, france_line());
   const Outcome o = k3({"run", model, "-p", kFrance, "--effort", "low"});
   EXPECT_EQ(o.code, 3) << o.err;
   EXPECT_THAT(o.err, HasSubstr("effort_before"));

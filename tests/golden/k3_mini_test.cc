@@ -1,12 +1,13 @@
 // The trained model of the repository against a float64 forward of its stored weights (tools/oracle/golden.py).
 // exact: logits within 2e-4 absolute (FP32 sums of a few hundred terms on logits up to about 20), greedy texts equal,
-// validation loss within 1e-4. bf16: argmax equal where the golden top-2 gap exceeds 0.25, loss within 0.02.
+// validation loss within 1e-4. Nothing here depends on what the model says. bf16: argmax equal where the golden top-2 gap exceeds 0.25, loss within 0.02.
 #include "golden_data.h"
 
 namespace k3::golden {
 namespace {
 
 constexpr const char* kModel = "models/k3-mini";
+constexpr double kExact = 2e-4;  // of logits
 
 const nlohmann::json& golden() {
   static const nlohmann::json value = read_json(std::string(kModel) + "/golden/golden.json");
@@ -40,7 +41,7 @@ TEST(K3Mini, ExactLogitsMatchEveryGoldenRow) {
     for (const bool deterministic : {false, true}) {
       const std::vector<float> got = whole_logits(model_of(kModel), ids, {.deterministic = deterministic});
       const double worst = largest_difference(got, expected.values);
-      EXPECT_LT(worst, 2e-4) << name;
+      EXPECT_LT(worst, kExact) << name;
       RecordProperty(std::string("worst_") + name + (deterministic ? "_deterministic" : ""), std::to_string(worst));
     }
   }
@@ -55,7 +56,7 @@ TEST(K3Mini, ExactTopEightOfAllPrompts) {
     for (size_t t = 0; t < ids.size(); ++t) {
       for (size_t j = 0; j < 8; ++j) {
         const auto id = prompt["top8_ids"][t][j].get<size_t>();
-        EXPECT_NEAR(got[t * vocab + id], prompt["top8_logits"][t][j].get<double>(), 2e-4) << name << " " << t;
+        EXPECT_NEAR(got[t * vocab + id], prompt["top8_logits"][t][j].get<double>(), kExact) << name << " " << t;
       }
     }
   }
@@ -63,7 +64,14 @@ TEST(K3Mini, ExactTopEightOfAllPrompts) {
 
 TEST(K3Mini, GreedyTextsAreTheGoldenOnes) {
   for (const auto& [name, prompt] : golden()["prompts"].items()) {
-    const std::vector<int32_t> expected = ids_of(prompt["greedy_ids"]);
+    std::vector<int32_t> expected = ids_of(prompt["greedy_ids"]);
+    // Up to the first choice between two logits that are nearer to each other than their tolerance.
+    const size_t first = prompt["prompt_ids"].size() - 1;
+    for (size_t i = 0; i < expected.size(); ++i) {
+      const auto& top = prompt["top8_logits"][first + i];
+      if (top[0].get<double>() - top[1].get<double>() < 2 * kExact) expected.resize(i);
+    }
+    EXPECT_GE(expected.size(), 8u) << name << ": hardly a golden text (choose other prompts in tools/oracle/golden.py)";
     for (const bool deterministic : {false, true}) {
       EXPECT_EQ(greedy(model_of(kModel), ids_of(prompt["prompt_ids"]), static_cast<int64_t>(expected.size()),
                        {.deterministic = deterministic}),

@@ -14,6 +14,37 @@ namespace {
 // Of one forward: bounds its logits and scratch, which grow with the chunk, whatever --chunk says.
 constexpr int64_t kMostChunk = 4096;
 
+Result<PerplexityText> perplexity_input(const PerplexityOptions& options) {
+  K3_TRY_ASSIGN(const Tokenizer tokenizer, load_tokenizer(options.model));
+  if (options.documents) return perplexity_documents(tokenizer, model_folder(options.model), *options.documents, options.window);
+  if (options.ids) {
+    K3_TRY_ASSIGN(std::vector<int32_t> ids, parse_ids(*options.ids));
+    return perplexity_ids(tokenizer, std::move(ids), options.window);
+  }
+  K3_TRY_ASSIGN(const std::string text,
+                read_input({}, options.file, "text", "give a file with -f or --documents, ids with --ids, or text on stdin"));
+  return perplexity_text(tokenizer, text, options.window);
+}
+
+void print_perplexity(const PerplexityOptions& options, const PerplexityResult& r) {
+  if (options.json) {
+    JsonWriter w;
+    w.begin_object().field("tokens", r.tokens).field("bytes", r.text_bytes);
+    if (options.documents) w.field("documents", r.documents);
+    w.field("windows", r.windows).field("window", options.window);
+    w.field("nats_per_token", r.nats_per_token)
+        .field("perplexity", r.perplexity)
+        .field("bits_per_byte", r.bits_per_byte)
+        .end_object();
+    print_out(w.text() + "\n");
+    return;
+  }
+  const std::string documents = options.documents ? fmt::format("{} documents, ", r.documents) : "";
+  print_out(fmt::format("{}{} tokens, {} bytes, {} windows of {}\n", documents, r.tokens, r.text_bytes, r.windows, options.window));
+  print_out(fmt::format("nats per token  {:.5f}\nperplexity      {:.3f}\nbits per byte   {:.5f}\n", r.nats_per_token,
+                        r.perplexity, r.bits_per_byte));
+}
+
 }  // namespace
 
 Status logits_command(const LogitsOptions& options) {
@@ -63,16 +94,7 @@ Status perplexity_command(const PerplexityOptions& options) {
     return fail(Code::invalid_argument, "a window of {} tokens and [BOS] does not fit --ctx {}", options.window,
                 options.compute.ctx_tokens);
   }
-  K3_TRY_ASSIGN(const Tokenizer tokenizer, load_tokenizer(options.model));
-  PerplexityText text;
-  if (options.ids) {
-    K3_TRY_ASSIGN(std::vector<int32_t> ids, parse_ids(*options.ids));
-    K3_TRY_ASSIGN(text, perplexity_ids(tokenizer, std::move(ids)));
-  } else {
-    K3_TRY_ASSIGN(const std::string read,
-                  read_input({}, options.file, "text", "give a file with -f, ids with --ids, or text on stdin"));
-    K3_TRY_ASSIGN(text, perplexity_text(tokenizer, read));
-  }
+  K3_TRY_ASSIGN(const PerplexityText text, perplexity_input(options));
   RunNeeds needs;
   needs.ctx_tokens = options.window + 1;
   needs.logit_rows = 0;
@@ -80,27 +102,11 @@ Status perplexity_command(const PerplexityOptions& options) {
   K3_TRY_ASSIGN(RunnerOptions run, runner_options(options.compute, loaded.model->config()));
   if (!options.state_dtype.empty()) run.dtypes.state = cache_dtype(options.state_dtype);
   if (!options.latent_dtype.empty()) run.dtypes.latent = cache_dtype(options.latent_dtype);
-  Progress bar("perplexity", static_cast<int64_t>(text.ids.size()), "tokens");
+  Progress bar("perplexity", static_cast<int64_t>(text.inputs.size()), "tokens");
   K3_TRY_ASSIGN(const PerplexityResult r, measure_perplexity(*loaded.model, *loaded.pool, run, text, options.window,
                                                              [&](int64_t done) { bar.update(done); }));
   bar.finish();
-  if (options.json) {
-    JsonWriter w;
-    w.begin_object()
-        .field("tokens", r.tokens)
-        .field("bytes", r.text_bytes)
-        .field("windows", r.windows)
-        .field("window", options.window);
-    w.field("nats_per_token", r.nats_per_token)
-        .field("perplexity", r.perplexity)
-        .field("bits_per_byte", r.bits_per_byte)
-        .end_object();
-    print_out(w.text() + "\n");
-    return {};
-  }
-  print_out(fmt::format("{} tokens, {} bytes, {} windows of {}\n", r.tokens, r.text_bytes, r.windows, options.window));
-  print_out(fmt::format("nats per token  {:.5f}\nperplexity      {:.3f}\nbits per byte   {:.5f}\n", r.nats_per_token,
-                        r.perplexity, r.bits_per_byte));
+  print_perplexity(options, r);
   return {};
 }
 

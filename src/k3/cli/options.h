@@ -86,7 +86,7 @@ struct LogitsOptions {
 struct PerplexityOptions {
   std::string state_dtype, latent_dtype;  // "": as the policy has them
   std::string model;
-  std::optional<std::string> file, ids;
+  std::optional<std::string> file, documents, ids;
   int64_t window = 1024;
   bool json = false;
   ComputeOptions compute;

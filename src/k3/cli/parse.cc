@@ -246,8 +246,12 @@ void add_look_commands(CLI::App& app, AllOptions& o, Status& status) {
       app.add_subcommand("perplexity", "How well a model predicts a text: nats per token, bits per byte")->group(group);
   add_model(*perplexity, o.perplexity.model);
   auto* file = perplexity->add_option("-f,--file", o.perplexity.file, "The text file");
+  auto* documents = perplexity->add_option("--documents", o.perplexity.documents,
+                                           "A file as for k3 prepare (.txt or .jsonl, also .zst): each document by itself, [BOS] to "
+                                           "[EOS]; bits per byte as k3 train reports them");
   perplexity->add_option("--ids", o.perplexity.ids, "Token ids instead of text: 1,2,3 or @file")->excludes(file);
-  perplexity->add_option("--window", o.perplexity.window, "Tokens per window; each starts anew with [BOS] (default 1024)")
+  documents->excludes(file)->excludes("--ids");
+  perplexity->add_option("--window", o.perplexity.window, "Tokens per window, each begun anew: with [BOS], or with what a document has there (default 1024)")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 24));
   perplexity
       ->add_option("--state-dtype", o.perplexity.state_dtype, "KDA states in f32 (default) or bf16, as k3 serve may keep them")

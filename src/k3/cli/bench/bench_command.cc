@@ -240,7 +240,7 @@ Result<std::optional<PerplexityText>> quality_text(const BenchOptions& options) 
   if (!options.quality->empty()) {
     K3_TRY_ASSIGN(text, read_input({}, options.quality, "text", ""));
   }
-  K3_TRY_ASSIGN(PerplexityText out, perplexity_text(tokenizer, text));
+  K3_TRY_ASSIGN(PerplexityText out, perplexity_text(tokenizer, text, kQualityWindow));
   return std::optional(std::move(out));
 }
 

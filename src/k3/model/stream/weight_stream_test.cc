@@ -236,10 +236,12 @@ TEST(WeightStream, ExpertStatsAreWrittenAndWarmTheNextRun) {
   }
   EXPECT_EQ(logits[0], logits[1]);
   EXPECT_GT(loaded[1], loaded[0]);
-  const std::vector<uint64_t> counts = read_expert_stats(path, 9, 32).value();
+  const Config config = load_config(folder).value();
+  const std::vector<uint64_t> counts = read_expert_stats(path, config.num_hidden_layers, config.num_experts).value();
   uint64_t sum = 0;
   for (const uint64_t count : counts) sum += count;
-  EXPECT_EQ(sum, 2u * 40 * 8 * 4);  // two runs, tokens, MoE layers, top-4
+  const int64_t moe_layers = config.num_hidden_layers - config.first_k_dense_replace;
+  EXPECT_EQ(sum, static_cast<uint64_t>(2 * 40 * moe_layers * config.num_experts_per_token));  // of two runs
   // A folder that does not exist is refused before anything is computed.
   setup.expert_stats = path + ".none/stats.json";
   auto nowhere = Model::load(folder, pool(), load_options(setup, limit));
@@ -297,7 +299,16 @@ class Damaged : public testing::Test {
     }
   }
   void TearDown() override { fs::remove_all(folder_); }
-  std::string shard(int number) const { return folder_ + "/model-0000" + std::to_string(number) + "-of-000005.safetensors"; }
+  // The n-th of its weight files, from 1.
+  std::string name(size_t number) const {
+    std::vector<std::string> names;
+    for (const auto& entry : fs::directory_iterator(source("models/k3-mini"))) {
+      if (entry.path().extension() == ".safetensors") names.push_back(entry.path().filename().string());
+    }
+    std::sort(names.begin(), names.end());
+    return names.at(number - 1);
+  }
+  std::string shard(size_t number) const { return folder_ + "/" + name(number); }
   Model load(const RunSetup& setup, size_t which = 0) {
     return Model::load(folder_, pool(), load_options(setup, limits_of(folder_, setup)[which])).value();
   }
@@ -334,7 +345,7 @@ class Damaged : public testing::Test {
 
 TEST_F(Damaged, ShardCutDuringTheRun) {
   expect_failure([&] { ASSERT_EQ(::truncate(shard(2).c_str(), 1'000'000), 0); },
-                 {"model-00002", "when it was opened", "tensor '"});
+                 {name(2), "when it was opened", "tensor '"});
 }
 
 TEST_F(Damaged, ShardReplacedDuringTheRun) {
@@ -343,7 +354,7 @@ TEST_F(Damaged, ShardReplacedDuringTheRun) {
         fs::copy_file(shard(3), folder_ + "/new");
         fs::rename(folder_ + "/new", shard(3));
       },
-      {"model-00003", "replaced", "tensor '"});
+      {name(3), "replaced", "tensor '"});
 }
 
 TEST_F(Damaged, ShardWrittenToDuringTheRun) {
@@ -355,11 +366,11 @@ TEST_F(Damaged, ShardWrittenToDuringTheRun) {
         file.close();
         fs::last_write_time(shard(1), fs::last_write_time(shard(1)) + std::chrono::seconds(2));
       },
-      {"model-00001", "written to", "tensor '"});
+      {name(1), "written to", "tensor '"});
 }
 
 TEST_F(Damaged, ShardGoneDuringTheRun) {
-  expect_failure([&] { fs::remove(shard(4)); }, {"model-00004", "gone", "tensor '"});
+  expect_failure([&] { fs::remove(shard(4)); }, {name(4), "gone", "tensor '"});
 }
 
 // A bad scale in one expert: only steps that route to it fail, with the tensor's name; other sequences go on, to the same
@@ -370,6 +381,8 @@ TEST_F(Damaged, BadScaleOfAStreamedExpert) {
   const std::string clean = source("models/k3-mini");
   // An expert of the second layer that token a uses and token b does not.
   const int32_t a = 500, b = 900;
+  const Config config = load_config(clean).value();
+  ASSERT_TRUE(config.is_moe(1));
   const auto used_by = [&](int32_t token) {
     RunSetup counting = setup;
     counting.expert_stats = folder_ + "/stats.json";
@@ -378,12 +391,12 @@ TEST_F(Damaged, BadScaleOfAStreamedExpert) {
     Runner runner = runner_of(model, setup);
     EXPECT_TRUE(runner.feed(0, std::span(&token, 1)).ok());
     EXPECT_TRUE(model.save_expert_stats().ok());
-    return read_expert_stats(counting.expert_stats, 9, 32).value();
+    return read_expert_stats(counting.expert_stats, config.num_hidden_layers, config.num_experts).value();
   };
   const std::vector<uint64_t> by_a = used_by(a), by_b = used_by(b);
   int64_t expert = -1;
-  for (int64_t e = 0; e < 32; ++e) {
-    const auto k = static_cast<size_t>(32 + e);
+  for (int64_t e = 0; e < config.num_experts; ++e) {
+    const auto k = static_cast<size_t>(config.num_experts + e);
     if (by_a[k] > 0 && by_b[k] == 0) expert = e;
   }
   ASSERT_GE(expert, 0) << "choose other tokens";
