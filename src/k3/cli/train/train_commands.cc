@@ -132,7 +132,6 @@ Status train_command(const TrainOptions& options) {
   train::RunOptions run;
   run.folder = options.out;
   K3_TRY_ASSIGN(run.device, parse_device(options.device));
-  if (run.device.is_cuda()) std::fprintf(stderr, "k3: note: training on a GPU is new; docs/training-gpu.md says what has been checked\n");
   run.stop_after_seconds = options.stop_after;
   run.stop = &g_stop;
   run.on_step = [&](const train::StepRecord& r, int64_t total) { screen.step(r, total); };
