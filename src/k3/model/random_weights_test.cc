@@ -2,6 +2,7 @@
 #include "k3/model/random_weights.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -30,7 +31,7 @@ TEST_P(RandomWeights, AreThoseOfInit) {
   config.vision.reset();
   settle_random(config);
   ThreadPool pool(2);
-  const std::string folder = testing::TempDir() + "k3_random_weights";
+  const std::string folder = testing::TempDir() + "k3_random_weights_" + std::to_string(getpid());  // cases run side by side
   std::filesystem::remove_all(folder);
   std::filesystem::create_directories(folder);
   ASSERT_TRUE(write_random_checkpoint(config, folder, 7, 2, pool, {}).ok());
