@@ -2,8 +2,7 @@
 """`k3 train` beside a PyTorch trainer of the same architecture: the same batches, first weights, rates and schedule; loss, tokens/s, MFU and GPU
 memory of both.
 
-    train_peer.py --k3 build/dev/k3 --model models/k3-mini/config.json --tokenizer models/k3-mini --text books.txt textbooks.txt
-                  --baseline FOLDER --torch-python venv/bin/python3 --work /tmp/peer --json peer.json
+    train_peer.py --k3 build/dev/k3 --text books.txt textbooks.txt --baseline FOLDER --torch-python venv/bin/python3 --work /tmp/peer --json peer.json
 
 FOLDER/train.py is the baseline (none of its code is here): a script that defines model, optimizers and the functions loss_of, muon_step, balance
 before its loop; its model is FOLDER/../oracle/k3_torch.py. Its loop is replaced by one that takes the batches of k3.
@@ -217,9 +216,23 @@ def baseline_definitions(o):
     return names
 
 
+def cut_autotuning(most):
+    """Fewer configurations a kernel of Triton: FLA tunes over twelve and more, which takes longer than 300 steps do."""
+    from triton.runtime.autotuner import Autotuner
+    init = Autotuner.__init__
+
+    def thinned(self, fn, names, configs, *rest, **named):
+        if configs:
+            configs = configs[:: max(1, -(-len(configs) // most))]
+        init(self, fn, names, configs, *rest, **named)
+    Autotuner.__init__ = thinned
+
+
 def train_baseline(o):
     import numpy as np
     import torch
+    if o.fla_configs and o.device != "cpu":
+        cut_autotuning(o.fla_configs)
     b, cuda = baseline_definitions(o), o.device != "cpu"
     model, T, rows = b["model"], b["T"], b["MB"]
     load_weights(model, f"{o.work}/first")
@@ -328,13 +341,14 @@ def table(o):
 def parse(argv):
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--k3", default="build/dev/k3")
-    p.add_argument("--model", default="models/k3-mini/config.json", help="config.json of the shape")
+    p.add_argument("--model", default=os.path.join(os.path.dirname(os.path.abspath(__file__)), "hidden384.json"), help="config.json of the shape")
     p.add_argument("--tokenizer", default="models/k3-mini")
     p.add_argument("--text", nargs="+", default=[], help="text files; <|endoftext|> between documents becomes a blank line")
     p.add_argument("--data", help="prepared folder, instead of --text")
     p.add_argument("--sources", nargs="+", help="sources of it")
     p.add_argument("--baseline", help="folder with the baseline's train.py")
     p.add_argument("--torch-python", default=sys.executable, help="Python with PyTorch and flash-linear-attention")
+    p.add_argument("--fla-configs", type=int, default=2, help="most configurations that a kernel of the baseline is tuned over (0: all)")
     p.add_argument("--work", required=True, help="folder for what is made")
     p.add_argument("--steps", type=int, default=300)
     p.add_argument("--warmup", type=int, default=100)
