@@ -21,7 +21,6 @@ import sys
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-SEQUENCE, TOKENS_PER_STEP = 1024, 4096
 OUT_OF_MEMORY = (6, 7)  # exit codes of k3; a GPU without memory may say either
 LAST = 100  # steps whose load violation is averaged
 
@@ -50,11 +49,12 @@ VARIANTS = {
 }
 
 
-def phases_of(variant, steps, sources):
+def phases_of(variant, sources, options):
     def phase(name, count, **more):
-        return {"name": name, "steps": count, "sequence_tokens": SEQUENCE, "tokens_per_step": TOKENS_PER_STEP, "sources": sources, **more}
-    late = steps * 3 // 10 if variant == "qat" else 0
-    phases = [phase("trained", steps - late)]
+        return {"name": name, "steps": count, "sequence_tokens": options.sequence_tokens, "tokens_per_step": options.tokens_per_step,
+                "sources": sources, **more}
+    late = options.steps * 3 // 10 if variant == "qat" else 0
+    phases = [phase("trained", options.steps - late)]
     if late:
         phases.append(phase("quantised", late, mxfp4_experts=True, mxfp8_activations=True))
     return phases + [phase("exported", 1, mxfp4_experts=True, new_schedule=True, learning_rate=0)]
@@ -79,7 +79,7 @@ def config_of(variant, rate, seed, options):
                for s in manifest["sources"] if s["split"] == "train"]
     for field in ("sample", "sample_every", "checkpoint_every"):
         config.pop(field)
-    config.update(tokenizer=str(options.tokenizer), data=str(options.data), seed=seed, phases=phases_of(variant, options.steps, sources),
+    config.update(tokenizer=str(options.tokenizer), data=str(options.data), seed=seed, phases=phases_of(variant, sources, options),
                   evaluate_every=options.steps, evaluate_tokens=options.evaluate_tokens)
     return config
 
@@ -260,6 +260,8 @@ def main():
     parser.add_argument("--threads", type=int, default=2, help="of each run")
     parser.add_argument("--seeds", default="0,1,2", type=lambda text: [int(s) for s in text.split(",")])
     parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--sequence-tokens", type=int, default=1024)
+    parser.add_argument("--tokens-per-step", type=int, default=4096)
     parser.add_argument("--evaluate-tokens", type=int, default=65536, help="of each held-out source")
     parser.add_argument("--only", default=list(VARIANTS), type=lambda text: text.split(","), help="variants: " + ", ".join(VARIANTS))
     parser.add_argument("--keep", action="store_true", help="keep checkpoints of finished runs")

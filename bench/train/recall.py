@@ -4,8 +4,8 @@
     recall.py K3 FOLDER [--device cuda] [--only make,train,test] [--tests N] [--json]
 
 A document states facts (two made-up words: a key and its value) between sentences of the demo's little stories; then the user asks
-for some keys and the assistant answers each with its value. The density of facts is the same at every length: 1,024 tokens have 32,
-4,096 have 128. Two models are trained with the same steps and tokens: `short` sees 1,024 tokens and fewer, `extended` sees 4,096 in the
+for some keys and the assistant answers each with its value. Documents of 1,024 tokens state 32 facts, those of 4,096 that are learned
+from 128; tests at 4,096 tokens have 32 (the same task over a longer way) and 128 (four times the task). Two models are trained with the same steps and tokens: `short` sees 1,024 tokens and fewer, `extended` sees 4,096 in the
 last phase. Both are exported and asked about held-out documents; an answer is right when key and value are what greedy decoding
 would write. FOLDER keeps texts, tokenizer, data, runs and models; the same command goes on where it was stopped.
 """
@@ -33,7 +33,9 @@ SOURCES = {
     "page": (245, 12, 12, 24000, 20),
     "1k": (980, 32, ASKED, 14000, 64),
     "4k": (3960, 128, ASKED, 2000, 64),
+    "far": (3960, 32, ASKED, 0, 64),  # tested only: as many facts as at 1k, four times as far apart
 }
+TESTED = ["1k", "far", "4k"]
 STEPS = [400, 300, 600, 400]  # facts, page, 1k, and the extension or as many more
 MODELS = ["short", "extended"]
 TOKENS_PER_STEP = 16384
@@ -109,15 +111,16 @@ def make(k3, folder, jobs):
     (texts / "held").mkdir(parents=True, exist_ok=True)
     work = [(texts / "facts.txt", "facts", 100, 30000), (texts / "held" / "facts.txt", "facts", 101, 20)]
     for i, (name, (_, _, _, train, held)) in enumerate(SOURCES.items()):
-        work += [(texts / f"{name}.jsonl", name, 2 * i, train), (texts / "held" / f"{name}.jsonl", name, 2 * i + 1, held)]
+        work += [(texts / f"{name}.jsonl", name, 2 * i, train)] if train else []
+        work += [(texts / "held" / f"{name}.jsonl", name, 2 * i + 1, held)]
     work.sort(key=lambda job: -job[3] * SOURCES.get(job[1], (150,))[0])
     with concurrent.futures.ProcessPoolExecutor(jobs) as pool:
         list(pool.map(write_source, work))
     learn = [f"{texts}/facts.txt", f"{texts}/page.jsonl"]
     run([k3, "train-tokenizer", "--vocab", str(VOCAB), "--force", "--out", tokenizer] + learn)
-    names = ["facts.txt"] + [f"{name}.jsonl" for name in SOURCES]
-    held = [item for name in names for item in ("--valid", texts / "held" / name)]
-    run([k3, "prepare", "--tokenizer", tokenizer, "--force", "--out", data] + [texts / name for name in names] + held)
+    learned = [path for path, _, _, _ in work if path.parent == texts]
+    held = [item for path, _, _, _ in work if path.parent != texts for item in ("--valid", path)]
+    run([k3, "prepare", "--tokenizer", tokenizer, "--force", "--out", data] + learned + held)
 
 
 def run(command, **options):
@@ -225,14 +228,14 @@ def ask(job):
 def test(k3, folder, options):
     rows = []
     for name in options.models:
-        for source in ("1k", "4k"):
+        for source in TESTED:
             shard = next((folder / "data").glob(f"{source}.valid-*.k3t"))
             chosen = list(documents(shard))[:options.tests]
             jobs = [(k3, folder / f"model-{name}", ids, learned) for ids, learned in chosen]
             with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
                 counts = list(pool.map(ask, jobs))
             values, whole, asked = (sum(c[i] for c in counts) for i in range(3))
-            rows.append({"model": name, "documents": len(chosen), "tokens": round(sum(len(i) for i, _ in chosen) / len(chosen)),
+            rows.append({"model": name, "documents": len(chosen), "source": source, "tokens": round(sum(len(i) for i, _ in chosen) / len(chosen)),
                          "asked": asked, "value_right": values / asked, "right": whole / asked})
     return rows
 
@@ -264,7 +267,7 @@ def main():
         return
     for row in test(k3, folder, options):
         print(json.dumps(row) if options.json else
-              f"{row['model']:9} {row['tokens']:6,} tokens  {row['asked']:5} asked  value {100 * row['value_right']:5.1f} %  right {100 * row['right']:5.1f} %")
+              f"{row['model']:9} {row['tokens']:6,} tokens, {SOURCES[row['source']][1]:3} facts  {row['asked']:5} asked  value {100 * row['value_right']:5.1f} %  right {100 * row['right']:5.1f} %")
 
 
 if __name__ == "__main__":

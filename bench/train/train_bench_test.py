@@ -31,6 +31,7 @@ class Ablations(unittest.TestCase):
         self.out = pathlib.Path(self.scratch.name)
         self.addCleanup(self.scratch.cleanup)
         self.options = argparse.Namespace(out=self.out, seeds=[0, 1], steps=10, data=self.out / "data", tokenizer=self.out, evaluate_tokens=64,
+                                          sequence_tokens=16, tokens_per_step=32,
                                           base_rate=0.02)
 
     def test_sources_count_by_their_bytes(self):
