@@ -9,6 +9,7 @@ import argparse
 import glob
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -21,6 +22,10 @@ KINDS = {
 
 
 def unpacked(path):
+    if not os.path.exists(path):
+        sys.exit(f'{path}: no such file; CORPUS is a folder with the texts that models/k3-mini/README.md lists')
+    if not shutil.which('zstd'):
+        sys.exit('zstd is missing: apt-get install zstd')
     return subprocess.run(['zstd', '-dc', '--long=27', path], check=True, stdout=subprocess.PIPE).stdout.decode('utf-8')
 
 
@@ -49,11 +54,14 @@ def main():
     parser.add_argument('--k3', default='build/release/k3')
     parser.add_argument('--tokenizer', default='models/k3-mini')
     options = parser.parse_args()
+    if not os.path.exists(options.k3):
+        sys.exit(f'{options.k3}: no such program; `make release` builds it, --k3 names another')
     os.makedirs(options.out, exist_ok=True)
     chats = split(os.path.join(options.corpus, 'chat-train.jsonl.zst'), options.out)
     texts = sorted(path for path in glob.glob(os.path.join(options.corpus, '*.txt.zst')) if not os.path.basename(path).startswith('val'))
-    subprocess.run([options.k3, 'prepare', '--force', '--tokenizer', options.tokenizer, '--out', os.path.join(options.out, 'data'),
-                    '--valid', os.path.join(options.corpus, 'val.txt.zst'), *texts, *chats], check=True)
+    done = subprocess.run([options.k3, 'prepare', '--force', '--tokenizer', options.tokenizer, '--out', os.path.join(options.out, 'data'),
+                    '--valid', os.path.join(options.corpus, 'val.txt.zst'), *texts, *chats])
+    sys.exit(done.returncode)
 
 
 if __name__ == '__main__':
