@@ -1,13 +1,13 @@
 #include "k3/train/run/train_config.h"
 
 #include <algorithm>
-#include <charconv>
 #include <filesystem>
 
 #include "k3/base/file.h"
 #include "k3/format/config_edit.h"
 #include "k3/format/json/json_tree.h"
 #include "k3/model/init.h"
+#include "k3/train/json_number.h"
 
 namespace k3::train {
 namespace {
@@ -27,8 +27,11 @@ class Fields {
     const JsonNode* const field = get(key);
     if (field == nullptr) return {};
     // A number that no double holds (1e999) is none.
-    const bool number = field->is_number() && std::from_chars(field->raw.data(), field->raw.data() + field->raw.size(), *out).ec == std::errc();
-    if (!number || !(*out >= low && *out <= high)) return fail(Code::invalid_argument, "{} is {}; a number from {} to {} is wanted", where(key), field->raw, low, high);
+    const std::optional<double> value = json_real(field);
+    if (!value || !(*value >= low && *value <= high)) {
+      return fail(Code::invalid_argument, "{} is {}; a number from {} to {} is wanted", where(key), field->raw, low, high);
+    }
+    *out = *value;
     return {};
   }
   Status read(std::string_view key, int64_t low, int64_t high, int64_t* out) {
