@@ -34,7 +34,7 @@ std::string_view end_reason_text(EndReason reason) {
 }
 
 Status check_request(const CoreOptions& options, const Request& request) {
-  const auto prompt = static_cast<int64_t>(request.prompt.size());
+  const auto prompt = request.modelled ? request.modelled->prompt_tokens : static_cast<int64_t>(request.prompt.size());
   if (prompt == 0) return fail(Code::invalid_argument, "the prompt is empty");
   if (prompt + 1 > options.ctx_tokens) {
     return fail(Code::invalid_argument, "the prompt has {} tokens and the context is {}; at least one must be left to answer",
@@ -44,7 +44,7 @@ Status check_request(const CoreOptions& options, const Request& request) {
     return fail(Code::invalid_argument, "n: {} is more than the {} sequences that this server computes at once", request.choices,
                 options.max_running);
   }
-  if (options.vocab == 0) return {};  // modelled requests have no ids
+  if (request.modelled) return check_modelled(options, request);
   K3_TRY(request.sampling.validate(options.vocab));
   for (size_t i = 0; i < request.prompt.size(); ++i) {
     if (request.prompt[i] < 0 || request.prompt[i] >= options.vocab) {
@@ -79,7 +79,7 @@ void EngineCore::submit(RequestId id, Request request) {
     auto line = std::make_unique<Line>(cache::KeyChain(options_.block_tokens, options_.key_seed, extra));
     line->job = job.get();
     line->choice = c;
-    line->sampler = std::make_unique<ops::Sampler>(r.sampling, options_.vocab, static_cast<uint64_t>(c));
+    if (!r.modelled) line->sampler = std::make_unique<ops::Sampler>(r.sampling, options_.vocab, static_cast<uint64_t>(c));
     if (r.grammar) line->constraint.emplace(r.grammar, r.stop_ids);
     if (c == 0) {
       line->tokens = r.prompt;
@@ -90,6 +90,7 @@ void EngineCore::submit(RequestId id, Request request) {
     job->lines.push_back(std::move(line));
   }
   jobs_.push_back(std::move(job));
+  quiet_ = false;
 }
 
 void EngineCore::cancel(RequestId id) {
@@ -184,6 +185,11 @@ bool EngineCore::release_idle() {
   return true;
 }
 
+bool EngineCore::begins(const Kept& kept, const Line& line) {
+  if (line.modelled()) return begins_modelled(kept, line);
+  return std::equal(kept.tokens.begin(), kept.tokens.end(), line.tokens.begin());
+}
+
 // Continues an idle sequence whose tokens begin the prompt, where that skips more than the prefix cache would.
 bool EngineCore::take_idle(Line& line) {
   const Request& r = line.job->request;
@@ -191,14 +197,14 @@ bool EngineCore::take_idle(Line& line) {
   Slot* best = nullptr;
   for (size_t i = 0; i < slots_.size(); ++i) {
     Slot& slot = slots_[i];
-    if (!slot.idle || slot.kept.salt != r.cache_salt || slot.kept.tokens.size() >= line.tokens.size()) continue;
+    if (!slot.idle || slot.kept.salt != r.cache_salt || slot.kept.size() >= line.size()) continue;
     if (r.slot && *r.slot != static_cast<int32_t>(i)) continue;
-    if (best != nullptr && best->kept.tokens.size() >= slot.kept.tokens.size()) continue;
-    if (std::equal(slot.kept.tokens.begin(), slot.kept.tokens.end(), line.tokens.begin())) best = &slot;
+    if (best != nullptr && best->kept.size() >= slot.kept.size()) continue;
+    if (begins(slot.kept, line)) best = &slot;
   }
   if (best == nullptr) return false;
-  const auto length = static_cast<int64_t>(best->kept.tokens.size());
-  const cache::CachePrompt prompt{line.keys.keys(), line.tokens, line.size(), r.turn_ends};
+  const int64_t length = best->kept.size();
+  const cache::CachePrompt prompt = line.cache_prompt();
   if (cache_.peek(prompt).cached_tokens >= length) return false;
   line.sequence = best->idle;
   line.cached = length;
@@ -219,7 +225,8 @@ bool EngineCore::admit_line(Line& line) {
   const Request& r = line.job->request;
   // Prompt log-probabilities need every token computed, so nothing is taken from the cache (or left there).
   const bool cached = r.use_cache && !r.prompt_logprobs;
-  const cache::CachePrompt prompt{line.keys.keys(), line.tokens, line.size(), r.turn_ends, cached};
+  cache::CachePrompt prompt = line.cache_prompt();
+  prompt.use_cache = cached;
   Admitted admitted;
   for (;;) {
     Result<cache::Admission> admission = cache_.admit(prompt);
@@ -245,6 +252,7 @@ bool EngineCore::admit_line(Line& line) {
 void EngineCore::start(Line& line, const Admitted& found) {
   line.state = Line::State::prefill;
   running_.push_back(&line);
+  if (line.modelled()) receive(line);
   Job& job = *line.job;
   if (job.admitted_at >= 0) return;
   job.admitted_at = executor_.now_seconds();
@@ -256,6 +264,7 @@ void EngineCore::start(Line& line, const Admitted& found) {
 }
 
 void EngineCore::admit() {
+  if (waiting_.empty() || static_cast<int64_t>(running_.size()) >= options_.max_running) return;
   std::vector<Line*> order(waiting_.begin(), waiting_.end());
   std::stable_sort(order.begin(), order.end(), [&](const Line* a, const Line* b) {
     return goes_before(options_.schedule, candidate(*a), candidate(*b));
@@ -339,8 +348,8 @@ std::vector<EngineCore::Line*> EngineCore::plan_step(std::vector<StepItem>& item
     Line& line = *order[i];
     line.planned = 0;
     if (line.state == Line::State::decode && budget > 0 && decode_turn_) {
-      line.planned = 1;
-      --budget;
+      line.planned = line.modelled() ? decode_tokens(line, budget) : 1;
+      budget -= line.planned;
     } else if (line.state == Line::State::prefill && prefill_turn_) {
       const int64_t reach = line.cached + std::min(line.remaining(), budget);
       if (options_.prefill_keys > 0 && keys > 0 && keys + reach > options_.prefill_keys) continue;
@@ -363,9 +372,10 @@ std::vector<EngineCore::Line*> EngineCore::plan_step(std::vector<StepItem>& item
     if (line->planned == 0 || !line->runs()) continue;  // has given way or ended
     StepItem item;
     const int64_t target = line->cached + line->planned;
-    item.tokens = std::span(line->tokens).subspan(static_cast<size_t>(line->cached), static_cast<size_t>(line->planned));
+    if (!line->modelled()) item.tokens = std::span(line->tokens).subspan(static_cast<size_t>(line->cached), static_cast<size_t>(line->planned));
     item.token_count = line->planned;
     item.history = line->cached;
+    item.decode = line->state == Line::State::decode;
     item.block_table = cache_.block_table(*line->sequence);
     item.state_pages = cache_.state_pages(*line->sequence);
     item.checkpoints = cache_.plan_checkpoints(*line->sequence, target);
@@ -384,7 +394,7 @@ RowChoice EngineCore::choice_of(const Line& line) const {
   const Request& r = line.job->request;
   const bool forks = line.generated == 0 && line.job->lines.size() > 1;
   const bool masked = line.constraint.has_value() || (line.generated < r.min_tokens && !r.stop_ids.empty());
-  if (!executor_.can_choose() || r.logprobs >= 0 || forks || masked) return {};
+  if (!executor_.can_choose() || line.modelled() || r.logprobs >= 0 || forks || masked) return {};
   return line.sampler->plain_row(static_cast<uint64_t>(line.generated));
 }
 
@@ -397,11 +407,13 @@ bool EngineCore::step() {
   std::vector<StepItem> items;
   const std::vector<Line*> lines = plan_step(items);
   if (lines.empty()) {
+    quiet_ = false;
     sweep();
     return false;
   }
   const double begin = executor_.now_seconds();
   Result<Tensor> logits = executor_.step(items);
+  if (logits.ok()) repeat_step(lines, items);
   const double seconds = executor_.now_seconds() - begin;
   ++counters_.steps;
   counters_.step_seconds += seconds;

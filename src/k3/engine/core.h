@@ -80,6 +80,7 @@ class EngineCore {
   void expire();
   void admit();
   bool admit_line(Line& line);
+  static bool begins(const Kept& kept, const Line& line);
   bool take_idle(Line& line);
   void start(Line& line, const Admitted& admitted);
   void occupy(Line& line);
@@ -96,6 +97,7 @@ class EngineCore {
   void fail_step(const std::vector<Line*>& lines, const Error& error);
   RowChoice choice_of(const Line& line) const;
   void land(Line& line, const Tensor& rows, const ops::cuda::ChosenRow* chosen);
+  void count_generated(Line& line, int64_t tokens);
   void report_prompt(Line& line, const Tensor& rows);
   void fork_choices(Line& line, std::span<const float> logits);
   void sample(Line& line, std::span<const float> logits);
@@ -115,6 +117,14 @@ class EngineCore {
 
   Candidate candidate(const Line& line) const;
 
+  // core_modelled.cc
+  static bool begins_modelled(const Kept& kept, const Line& line);
+  void receive(Line& line);
+  int64_t decode_tokens(const Line& line, int64_t budget);
+  void land_modelled(Line& line, int64_t reached);
+  int64_t repeats(const std::vector<Line*>& lines) const;
+  void repeat_step(const std::vector<Line*>& lines, std::span<const StepItem> items);
+
   CoreOptions options_;
   cache::HybridCache& cache_;
   Executor& executor_;
@@ -126,6 +136,7 @@ class EngineCore {
   EngineStats counters_;
   std::vector<uint32_t> mask_;
   bool prefill_turn_ = true, decode_turn_ = true;  // what may stand in this step
+  bool quiet_ = false;  // the last step changed nothing that those who wait could have waited for
   Status device_status_;
   double window_start_ = 0;
   int64_t window_tokens_ = 0;

@@ -28,13 +28,17 @@ void EngineCore::land(Line& line, const Tensor& rows, const ops::cuda::ChosenRow
   const int64_t reached = line.cached + line.planned;
   const Request& r = line.job->request;
   const auto blocks = static_cast<size_t>(reached / options_.block_tokens);
-  cache_.commit(*line.sequence, line.keys.keys().first(blocks), std::span(line.tokens).first(static_cast<size_t>(reached)),
-                reached);
+  const auto ids = line.modelled() ? std::span<const int32_t>{} : std::span<const int32_t>(line.tokens).first(static_cast<size_t>(reached));
+  cache_.commit(*line.sequence, line.block_keys().first(blocks), ids, reached);
   if (line.state == Line::State::prefill) {
     counters_.computed_tokens += line.planned;
     line.job->summary.computed_tokens += line.planned;
   }
   if (r.prompt_logprobs && first_pass && have_rows) report_prompt(line, rows);
+  if (line.modelled()) {
+    land_modelled(line, reached);
+    return;
+  }
   line.cached = reached;
   line.planned = 0;
   if (line.cached < line.size() || !have_rows) return;
@@ -128,6 +132,13 @@ void EngineCore::take(Line& line, Result<int32_t> id, std::span<const float> log
   emit(line, *id, logits);
 }
 
+void EngineCore::count_generated(Line& line, int64_t tokens) {
+  line.generated += tokens;
+  line.job->summary.generated_tokens += tokens;
+  counters_.generated_tokens += tokens;
+  window_tokens_ += tokens;
+}
+
 void EngineCore::emit(Line& line, int32_t id, std::span<const float> logits) {
   Job& job = *line.job;
   const Request& r = job.request;
@@ -137,7 +148,7 @@ void EngineCore::emit(Line& line, int32_t id, std::span<const float> logits) {
     job.summary.prefill_seconds = now - job.admitted_at;
     observe(counters_.ttft, now - job.submitted);
   }
-  if (line.last_token_seconds > 0) observe(counters_.inter_token, now - line.last_token_seconds);
+  if (line.last_token_seconds > 0 && !line.modelled()) observe(counters_.inter_token, now - line.last_token_seconds);
   line.last_token_seconds = now;
   GeneratedToken token;
   token.choice = line.choice;
@@ -150,12 +161,11 @@ void EngineCore::emit(Line& line, int32_t id, std::span<const float> logits) {
     for (const auto& [other, value] : probs.top(r.logprobs)) top.push_back({other, value});
     token.top = &top;
   }
-  line.tokens.push_back(id);
-  line.keys.append(std::span(&id, 1));
-  ++line.generated;
-  ++counters_.generated_tokens;
-  ++job.summary.generated_tokens;
-  ++window_tokens_;
+  if (!line.modelled()) {
+    line.tokens.push_back(id);
+    line.keys.append(std::span(&id, 1));
+  }
+  count_generated(line, 1);
   const bool go_on = !r.callbacks.on_token || r.callbacks.on_token(token);
   const bool stop = std::find(r.stop_ids.begin(), r.stop_ids.end(), id) != r.stop_ids.end();
   if (stop && !r.ignore_eos) {
@@ -173,9 +183,14 @@ void EngineCore::emit(Line& line, int32_t id, std::span<const float> logits) {
 
 EngineCore::Kept EngineCore::kept_of(const Line& line) const {
   Kept kept;
-  kept.tokens.assign(line.tokens.begin(), line.tokens.begin() + static_cast<ptrdiff_t>(line.cached));
+  if (line.modelled()) {
+    kept.modelled_tokens = line.cached;
+    kept.session = line.job->request.modelled->session;
+  } else {
+    kept.tokens.assign(line.tokens.begin(), line.tokens.begin() + static_cast<ptrdiff_t>(line.cached));
+  }
   kept.salt = line.job->request.cache_salt;
-  kept.prompt_tokens = std::min(line.cached, static_cast<int64_t>(line.prompt().size()));
+  kept.prompt_tokens = std::min(line.cached, line.prompt_tokens());
   kept.cached_tokens = line.job->summary.admitted.cached_tokens;
   return kept;
 }
@@ -190,6 +205,7 @@ void EngineCore::keep_idle(Slot& slot, cache::SequenceId sequence, Kept kept) {
 // Gives back what the line holds; its sequence may stay in its slot as an idle one.
 void EngineCore::leave_cache(Line& line, bool may_idle) {
   if (!line.sequence) return;
+  quiet_ = false;
   Slot& slot = slots_[static_cast<size_t>(line.slot)];
   slot = Slot();
   if (may_idle && options_.keep_idle && line.job->request.use_cache) {

@@ -59,7 +59,7 @@ Result<SlotResult> EngineCore::erase_slot(int32_t index) {
   K3_TRY(slot_range(index, slots_.size()));
   Slot& slot = slots_[static_cast<size_t>(index)];
   if (slot.line != nullptr) return fail(Code::unavailable, "slot {} is running a request; cancel it instead", index);
-  const SlotResult result{index, static_cast<int64_t>(slot.kept.tokens.size()), 0, 0};
+  const SlotResult result{index, slot.kept.size(), 0, 0};
   empty(slot);
   return result;
 }
@@ -73,7 +73,7 @@ Result<SlotResult> EngineCore::fork_slot(int32_t index) {
   if (target < 0) return fail(Code::exhausted, "no slot is free for a copy of slot {}", index);
   Kept kept = from.line != nullptr ? kept_of(*from.line) : from.kept;
   K3_TRY_ASSIGN(const cache::SequenceId copy, cache_.fork(from.line != nullptr ? *from.line->sequence : *from.idle));
-  const auto tokens = static_cast<int64_t>(kept.tokens.size());
+  const int64_t tokens = kept.size();
   keep_idle(slots_[static_cast<size_t>(target)], copy, std::move(kept));
   return SlotResult{target, tokens, 0, executor_.now_seconds() - begin};
 }
@@ -93,12 +93,12 @@ EngineStats EngineCore::stats() const {
       info.state = line.state == Line::State::decode ? SlotState::decode : SlotState::prefill;
       info.request = line.job->request.name;
       info.tokens = line.cached;
-      info.prompt_tokens = static_cast<int64_t>(line.prompt().size());
+      info.prompt_tokens = line.prompt_tokens();
       info.cached_tokens = line.job->summary.admitted.cached_tokens;
       info.generated_tokens = line.generated;
     } else if (slot.idle) {
       info.state = SlotState::idle;
-      info.tokens = static_cast<int64_t>(slot.kept.tokens.size());
+      info.tokens = slot.kept.size();
       info.prompt_tokens = slot.kept.prompt_tokens;
       info.cached_tokens = slot.kept.cached_tokens;
     }

@@ -5,6 +5,8 @@
 
 namespace k3 {
 
+Status check_modelled(const CoreOptions& options, const Request& request);  // core_modelled.cc
+
 struct EngineCore::Line {
   enum class State { forking, waiting, prefill, decode, ended };  // forking: gets its sequence when the prompt is done
 
@@ -29,7 +31,11 @@ struct EngineCore::Line {
   double last_token_seconds = 0;
 
   explicit Line(cache::KeyChain chain) : keys(std::move(chain)) {}
-  int64_t size() const { return static_cast<int64_t>(tokens.size()); }
+  bool modelled() const;
+  int64_t prompt_tokens() const;
+  int64_t size() const { return prompt_tokens() + generated; }
+  std::span<const cache::BlockKey> block_keys() const;
+  cache::CachePrompt cache_prompt() const;
   int64_t remaining() const { return size() - cached; }
   bool runs() const { return state == State::prefill || state == State::decode; }
   std::span<const int32_t> prompt() const { return std::span(tokens).first(tokens.size() - static_cast<size_t>(generated)); }
@@ -47,11 +53,28 @@ struct EngineCore::Job {
   bool cancelled = false;
 };
 
+inline bool EngineCore::Line::modelled() const { return job->request.modelled != nullptr; }
+
+inline int64_t EngineCore::Line::prompt_tokens() const {
+  return modelled() ? job->request.modelled->prompt_tokens : static_cast<int64_t>(tokens.size()) - generated;
+}
+
+inline std::span<const cache::BlockKey> EngineCore::Line::block_keys() const {
+  return modelled() ? std::span<const cache::BlockKey>(job->request.modelled->keys) : keys.keys();
+}
+
+inline cache::CachePrompt EngineCore::Line::cache_prompt() const {
+  return {block_keys(), tokens, size(), job->request.turn_ends};
+}
+
 // What is kept of a sequence besides its pages.
 struct EngineCore::Kept {
   std::vector<int32_t> tokens;  // in the cache
   std::string salt;
   int64_t prompt_tokens = 0, cached_tokens = 0;
+  int64_t modelled_tokens = 0, session = -1;  // of a modelled request
+
+  int64_t size() const { return static_cast<int64_t>(tokens.size()) + modelled_tokens; }
 };
 
 // A slot is empty, runs a line, or keeps the sequence of one that ended.

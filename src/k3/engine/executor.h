@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "k3/cache/hybrid_cache.h"
+#include "k3/engine/request.h"
 #include "k3/model/run/paged_runner.h"
 
 namespace k3 {
@@ -21,6 +22,7 @@ struct StepItem {
   std::span<const int32_t> tokens;  // empty in a simulation
   int64_t token_count = 0;
   int64_t history = 0;
+  bool decode = false;  // the tokens that the last step chose
   std::span<const int32_t> block_table, state_pages;
   std::span<const cache::CheckpointWrite> checkpoints;
   WantLogits logits = WantLogits::none;
@@ -39,6 +41,11 @@ class Executor {
   // they did, empty where all did.
   virtual bool can_choose() const { return false; }
   virtual std::span<const ops::cuda::ChosenRow> chosen() const { return {}; }
+
+  // Simulations. The step before again, at most `most` times, each item one token further every time; how often it was done.
+  virtual int64_t repeat(std::span<const StepItem>, int64_t /*most*/) { return 0; }
+  // Tokens that a modelled request's next decode step brings (speculation), when it has generated so many.
+  virtual int64_t decode_tokens(RequestId, int64_t /*generated*/) { return 1; }
 };
 
 // The most that the engine will ask of a step.

@@ -82,9 +82,19 @@ struct RequestCallbacks {
   std::function<void(int64_t position, float logprob, const std::vector<TokenLogprob>& top)> on_prompt_token;
 };
 
+// What a simulation knows of a request in place of token ids. The answer has max_tokens, which must be given.
+struct ModelledTokens {
+  int64_t prompt_tokens = 0;
+  int64_t arrived_tokens = 0;         // of the prompt: another engine has computed them, and they came with the request
+  std::vector<cache::BlockKey> keys;  // of the complete blocks of the prompt and its answer
+  int64_t session = -1;               // -1: none. An idle sequence of the same session begins the prompt ...
+  int64_t continues_tokens = 0;       // ... when it is no longer than this
+};
+
 struct Request {
   std::string name;  // x-request-id, for logs
   std::vector<int32_t> prompt;
+  std::shared_ptr<const ModelledTokens> modelled;  // null: `prompt` has the tokens
   std::vector<int64_t> turn_ends;  // positions in the prompt at which earlier turns end, ascending
   std::string cache_salt;          // and image hashes: extra keys of the prefix cache
   bool use_cache = true;
