@@ -22,7 +22,6 @@ using server::LoadOptions;
 using server::LoadResult;
 using server::LoadSummary;
 using server::Pacing;
-using server::PlannedRequest;
 using server::Settings;
 
 std::atomic<bool> g_stop{false};
@@ -84,28 +83,28 @@ Status check(const LoadgenOptions& o) {
 
 Result<std::vector<PlannedRequest>> make_workload(const LoadgenOptions& o) {
   if (!o.trace) {
-    server::SyntheticWorkload w;
+    SyntheticWorkload w;
     w.requests = o.requests;
-    K3_TRY_ASSIGN(w.input, server::LengthDistribution::parse(o.input));
-    K3_TRY_ASSIGN(w.output, server::LengthDistribution::parse(o.output));
+    K3_TRY_ASSIGN(w.input, LengthDistribution::parse(o.input));
+    K3_TRY_ASSIGN(w.output, LengthDistribution::parse(o.output));
     w.turns = o.turns;
     w.shared_prefix_tokens = o.shared_prefix;
     w.think_s = o.think_ms / 1e3;
     w.seed = o.seed;
-    return server::synthetic_workload(w);
+    return synthetic_workload(w);
   }
   TraceOptions reading;
   reading.block_tokens = o.block_tokens;
   K3_TRY_ASSIGN(TraceReader reader, TraceReader::open(*o.trace, reading));
-  server::TraceWorkload w;
+  TraceWorkload w;
   w.scale = o.scale;
   w.max_output = o.max_output;
   w.max_input = o.max_input;
   w.limit = o.limit;
   if (!o.sessions.empty()) {
-    K3_TRY_ASSIGN(w.sessions, server::parse_sessions(o.sessions));
+    K3_TRY_ASSIGN(w.sessions, parse_sessions(o.sessions));
   }
-  auto requests = server::workload_from_trace(reader, w);
+  auto requests = workload_from_trace(reader, w);
   return std::move(requests).with_context(*o.trace);
 }
 
@@ -242,7 +241,7 @@ Status warm_up(const LoadgenOptions& o, const std::vector<PlannedRequest>& reque
   load.pacing = Pacing::sequential;
   load.duration_s = 0;
   K3_TRY_ASSIGN(const LoadResult result,
-                server::run_load(server::warmup_workload(o.warmup, requests[0].input_tokens), load, g_stop, {}));
+                server::run_load(warmup_workload(o.warmup, requests[0].input_tokens), load, g_stop, {}));
   for (const server::RequestResult& r : result.requests) {
     if (!r.ok() && r.outcome != server::Outcome::cancelled) {
       return fail(Code::unavailable, "a warm-up request failed: {}: {}", server::error_kind(r), r.error);

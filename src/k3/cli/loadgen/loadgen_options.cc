@@ -2,7 +2,7 @@
 
 #include <CLI/CLI.hpp>
 
-#include "k3/server/loadgen/workload.h"
+#include "k3/format/trace/workload.h"
 
 namespace k3::cli {
 namespace {
@@ -15,12 +15,12 @@ CLI::Validator range(int64_t least, int64_t most) { return CLI::Validator(CLI::R
 CLI::Validator range(double least, double most) { return CLI::Validator(CLI::Range(least, most)).description(""); }
 
 std::string check_length(const std::string& text) {
-  const auto parsed = server::LengthDistribution::parse(text);
+  const auto parsed = LengthDistribution::parse(text);
   return parsed.ok() ? "" : parsed.error().message;
 }
 
 std::string check_sessions(const std::string& text) {
-  const auto parsed = server::parse_sessions(text);
+  const auto parsed = parse_sessions(text);
   return parsed.ok() ? "" : parsed.error().message;
 }
 

@@ -10,7 +10,7 @@
 #include "k3/base/result.h"
 #include "k3/server/loadgen/http_client.h"
 #include "k3/server/loadgen/url.h"
-#include "k3/server/loadgen/workload.h"
+#include "k3/server/loadgen/prompt.h"
 
 namespace k3::server {
 

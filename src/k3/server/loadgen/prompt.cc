@@ -21,12 +21,6 @@ constexpr std::array<std::string_view, 64> kWords = {
 
 }  // namespace
 
-int64_t prompt_tokens(const Prompt& prompt) {
-  int64_t sum = 0;
-  for (const PromptPiece& piece : prompt) sum += piece.tokens;
-  return sum;
-}
-
 void append_token_ids(std::string& json, const Prompt& prompt, int64_t vocab) {
   json += '[';
   for (const PromptPiece& piece : prompt) {

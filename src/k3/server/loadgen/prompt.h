@@ -5,17 +5,12 @@
 
 #include <cstdint>
 #include <string>
-#include <vector>
+
+#include "k3/format/trace/workload.h"
 
 namespace k3::server {
 
-struct PromptPiece {
-  uint64_t id = 0;
-  int64_t tokens = 0;
-};
-using Prompt = std::vector<PromptPiece>;
-
-int64_t prompt_tokens(const Prompt& prompt);
+using Prompt = PromptPieces;
 
 // Appends "[1,2,3]": ids below vocab.
 void append_token_ids(std::string& json, const Prompt& prompt, int64_t vocab);

@@ -1,10 +1,10 @@
-#include "k3/server/loadgen/workload.h"
+#include "k3/format/trace/workload.h"
 
 #include <algorithm>
 #include <charconv>
 #include <cmath>
 
-namespace k3::server {
+namespace k3 {
 namespace {
 
 // Streams of tokens: block ids of a trace are their own, what is made up here lies far above them.
@@ -18,9 +18,9 @@ int64_t scaled(int64_t tokens, double scale) {
 
 // Block b covers the tokens from scaled(b * block_tokens) on: as its place in the prompt belongs to its id, so does its
 // scaled length.
-Prompt prompt_of(const TraceRecord& record, int64_t input_tokens, double scale, uint64_t index) {
+PromptPieces prompt_of(const TraceRecord& record, int64_t input_tokens, double scale, uint64_t index) {
   if (record.block_ids.empty()) return {{kOwnContent + index, input_tokens}};
-  Prompt prompt;
+  PromptPieces prompt;
   int64_t done = 0;
   for (size_t b = 0; b < record.block_ids.size() && done < input_tokens; ++b) {
     const int64_t end = std::min(input_tokens, scaled((static_cast<int64_t>(b) + 1) * record.block_tokens, scale));
@@ -42,6 +42,12 @@ Result<double> number(std::string_view text) {
 }
 
 }  // namespace
+
+int64_t prompt_tokens(const PromptPieces& prompt) {
+  int64_t sum = 0;
+  for (const PromptPiece& piece : prompt) sum += piece.tokens;
+  return sum;
+}
 
 Result<SessionRange> parse_sessions(std::string_view text) {
   const size_t dash = text.find('-');
@@ -123,7 +129,7 @@ std::vector<PlannedRequest> synthetic_workload(const SyntheticWorkload& options)
   const Rng inputs(options.seed, 0), outputs(options.seed, 1);
   const uint64_t content = kOwnContent + (options.seed << 40 & (kOwnContent - 1));
   std::vector<PlannedRequest> out;
-  Prompt history;
+  PromptPieces history;
   for (int64_t i = 0; i < options.requests; ++i) {
     const auto index = static_cast<uint64_t>(i);
     PlannedRequest request;
@@ -156,4 +162,4 @@ std::vector<PlannedRequest> warmup_workload(int64_t requests, int64_t input_toke
   return out;
 }
 
-}  // namespace k3::server
+}  // namespace k3

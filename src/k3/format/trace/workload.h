@@ -1,4 +1,11 @@
-// Which requests to send: from the records of a trace, or synthetic ones.
+// Purpose:  which requests to send or to simulate: from the records of a trace, or synthetic ones.
+// Shapes:   a prompt is a list of pieces; a piece is the first `tokens` tokens of a stream that its id alone decides, so that equal
+//           ids at equal places are equal texts.
+// Units:    tokens, seconds of the trace's clock.
+// Memory:   by value.
+// Threads:  pure functions.
+// Errors:   invalid_argument for a text that is no range or distribution, and when nothing of a trace is left; what TraceReader says.
+// Source:   docs/loadgen.md; the load generator and the simulator replay the same requests.
 #pragma once
 
 #include <cstdint>
@@ -10,9 +17,16 @@
 #include "k3/base/result.h"
 #include "k3/base/rng.h"
 #include "k3/format/trace/trace.h"
-#include "k3/server/loadgen/prompt.h"
 
-namespace k3::server {
+namespace k3 {
+
+struct PromptPiece {
+  uint64_t id = 0;
+  int64_t tokens = 0;
+};
+using PromptPieces = std::vector<PromptPiece>;
+
+int64_t prompt_tokens(const PromptPieces& prompt);
 
 struct PlannedRequest {
   double at_s = 0;       // by the trace's clock, from 0 for the first
@@ -20,7 +34,7 @@ struct PlannedRequest {
   int64_t turn = 0;
   double think_s = 0;          // between the end of the turn before and this one
   bool not_before_at = false;  // a later turn that also keeps the trace's time (traces that tell no think times)
-  Prompt prompt;
+  PromptPieces prompt;
   int64_t input_tokens = 0, output_tokens = 0;
 };
 
@@ -64,4 +78,4 @@ std::vector<PlannedRequest> synthetic_workload(const SyntheticWorkload& options)
 // Requests to warm a server up: of the given length, with content that no workload has.
 std::vector<PlannedRequest> warmup_workload(int64_t requests, int64_t input_tokens);
 
-}  // namespace k3::server
+}  // namespace k3
