@@ -33,6 +33,7 @@
 #include "k3/cache/block_key.h"
 #include "k3/cache/page_memory.h"
 #include "k3/cache/shape.h"
+#include "k3/cache/tier/cache_tier.h"
 
 namespace k3::cache {
 
@@ -58,6 +59,8 @@ struct CacheOptions {
   int64_t host_bytes = 0;      // write-back tier in memory
   std::string disk_folder;     // empty: none
   int64_t disk_bytes = 0;
+  // Behind those: tiers of the caller, nearest first, each of which passes on by itself what it drops (simulator).
+  std::vector<std::shared_ptr<CacheTier>> further_tiers;
   std::string identity;        // checkpoint hash, dtypes, policy: what makes entries of a disk tier ours
 };
 

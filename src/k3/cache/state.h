@@ -89,7 +89,7 @@ struct HybridCache::Impl {
   std::deque<Sequence> sequences;
   std::vector<int32_t> free_sequences;
   Storage token_store;  // [pages][page_tokens] int32, when tokens are compared
-  std::vector<std::unique_ptr<CacheTier>> tiers;  // nearest first
+  std::vector<std::shared_ptr<CacheTier>> tiers;  // nearest first
   uint64_t seed = 0;
   double inflation = 0;
   CacheStats counts;  // sums, and the page counts that change with every transition

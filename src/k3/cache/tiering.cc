@@ -25,6 +25,7 @@ Status HybridCache::Impl::open_tiers() {
     tiers.push_back(std::move(host));
   }
   if (disk != nullptr) tiers.push_back(std::move(disk));
+  tiers.insert(tiers.end(), options.further_tiers.begin(), options.further_tiers.end());
   return {};
 }
 

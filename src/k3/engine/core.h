@@ -69,6 +69,9 @@ class EngineCore {
   const Status& device_status() const { return device_status_; }
   cache::HybridCache& cache() { return cache_; }
   int64_t waiting_requests() const;
+  // Sequences: cheaper than stats().
+  int64_t running_count() const { return static_cast<int64_t>(running_.size()); }
+  int64_t waiting_count() const { return static_cast<int64_t>(waiting_.size()); }
 
   struct Job;   // a request
   struct Line;  // one of its choices: a sequence that waits or runs

@@ -1,0 +1,74 @@
+#include "k3/plan/sim/sim_executor.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "k3/base/rng.h"
+
+namespace k3::plan {
+
+Result<Acceptance> Acceptance::of_lengths(std::vector<double> tokens_per_step) {
+  Acceptance out;
+  double before = 1, least = 1;
+  for (const double mean : tokens_per_step) {
+    const double chance = mean - before;  // that one token more is accepted
+    if (!(chance >= 0) || chance > least) {
+      return fail(Code::invalid_argument, "acceptance: {} tokens a step after {}: each further draft token adds its chance to be accepted, "
+                  "at most that of the one before it", mean, before);
+    }
+    out.accepted.push_back(chance);
+    before = mean, least = chance;
+  }
+  return out;
+}
+
+Result<Acceptance> Acceptance::of_alpha(double alpha, int64_t draft_tokens) {
+  if (!(alpha >= 0 && alpha <= 1)) return fail(Code::invalid_argument, "acceptance: {} is no chance from 0 to 1", alpha);
+  if (draft_tokens < 1 || draft_tokens > 64) return fail(Code::invalid_argument, "speculation with {} draft tokens; 1 to 64", draft_tokens);
+  Acceptance out;
+  for (int64_t i = 1; i <= draft_tokens; ++i) out.accepted.push_back(std::pow(alpha, static_cast<double>(i)));
+  return out;
+}
+
+double Acceptance::tokens_per_step() const {
+  double sum = 1;
+  for (const double chance : accepted) sum += chance;
+  return sum;
+}
+
+Result<Tensor> SimExecutor::step(std::span<const StepItem> items) {
+  parts_.clear();
+  for (const StepItem& item : items) parts_.push_back({item.token_count, item.history, item.decode});
+  const double seconds = clock_.step_seconds(parts_) + delay_;
+  delay_ = 0;
+  now_ += seconds;
+  busy_ += seconds;
+  return Tensor();
+}
+
+int64_t SimExecutor::repeat(std::span<const StepItem>, int64_t most) {
+  if (acceptance_.on() || !repeats_) return 0;
+  int64_t done = 0;
+  while (done < most && now_ < horizon_) {
+    for (StepPart& part : parts_) ++part.history_tokens;
+    const double seconds = clock_.step_seconds(parts_);
+    now_ += seconds;
+    busy_ += seconds;
+    ++done;
+  }
+  return done;
+}
+
+// One draw decides how many draft tokens are accepted: the first i with the chance of i.
+int64_t SimExecutor::decode_tokens(RequestId request, int64_t generated) {
+  if (!acceptance_.on()) return 1;
+  const double draw = Rng(seed_, static_cast<uint64_t>(request)).uniform(static_cast<uint64_t>(generated));
+  int64_t tokens = 1;
+  for (const double chance : acceptance_.accepted) {
+    if (draw >= chance) break;
+    ++tokens;
+  }
+  return tokens;
+}
+
+}  // namespace k3::plan
