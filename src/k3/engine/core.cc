@@ -117,6 +117,14 @@ void EngineCore::release_all_idle() {
 
 bool EngineCore::has_work() const { return !jobs_.empty(); }
 
+std::vector<RequestId> EngineCore::requests() const {
+  std::vector<RequestId> out;
+  for (const auto& job : jobs_) {
+    if (!job->done) out.push_back(job->id);
+  }
+  return out;
+}
+
 int64_t EngineCore::waiting_requests() const {
   int64_t count = 0;
   for (const Line* line : waiting_) count += line->choice == 0 && !line->resumed ? 1 : 0;

@@ -70,6 +70,8 @@ class EngineCore {
   cache::HybridCache& cache() { return cache_; }
   int64_t waiting_requests() const;
   // Sequences: cheaper than stats().
+  std::vector<RequestId> requests() const;  // that have not ended, in order of arrival
+  int64_t steps() const { return counters_.steps; }
   int64_t running_count() const { return static_cast<int64_t>(running_.size()); }
   int64_t waiting_count() const { return static_cast<int64_t>(waiting_.size()); }
 
