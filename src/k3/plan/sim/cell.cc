@@ -26,12 +26,12 @@ Status Cell::open() {
 
 void Cell::start_at(int32_t index, double seconds) {
   if (scenario_.duration_seconds > 0 && seconds >= scenario_.duration_seconds) return;
-  events_.push({seconds, index, false});
+  events_.push({seconds + scenario_.request_seconds, index, false});
 }
 
 void Cell::start_users(int64_t users) {
   for (; users > 0 && !line_.empty(); --users) {
-    events_.push({0, line_.front(), false});
+    start_at(line_.front(), 0);
     line_.pop_front();
   }
 }
@@ -139,7 +139,7 @@ double Cell::cost_of(SimEngine& engine, int32_t index) const {
 
 void Cell::arrive(int32_t index, double seconds, bool handed_over) {
   SimRecord& r = record(index);
-  if (r.arrival < 0) r.arrival = seconds;
+  if (r.arrival < 0) r.arrival = seconds - scenario_.request_seconds;
   r.replica = number_;
   SimEngine& engine = engine_for(index, handed_over ? SimEngine::Role::decode : SimEngine::Role::prefill);
   if (!engine.busy()) engine.wait(seconds);
@@ -325,6 +325,12 @@ Result<std::vector<Cell::Orphan>> Cell::fail(double seconds, double back) {
 }
 
 void Cell::close(SimSummary* sums, bool lost) {
+  if (!lost) {
+    sums->steps += lost_.steps, sums->busy_seconds += lost_.busy_seconds;
+    sums->cache.evicted_pages += lost_.cache.evicted_pages, sums->cache.evicted_checkpoints += lost_.cache.evicted_checkpoints;
+    sums->cache.host_hits += lost_.cache.host_hits, sums->cache.disk_hits += lost_.cache.disk_hits;
+    sums->cache.copied_bytes += lost_.cache.copied_bytes;
+  }
   for (const auto& engine : engines_) {
     SimSample last = engine->state();
     if (lost) last = last.sums();
@@ -335,6 +341,7 @@ void Cell::close(SimSummary* sums, bool lost) {
     sums->cache.evicted_pages += c.evicted_pages, sums->cache.evicted_checkpoints += c.evicted_checkpoints;
     sums->cache.host_hits += c.host_hits, sums->cache.disk_hits += c.disk_hits;
     sums->cache.copied_bytes += c.copied_bytes;
+    sums->cached_blocks += lost ? 0 : static_cast<int64_t>(engine->cache().contents().size());
     sums->steps += engine->core().steps();
     sums->busy_seconds += engine->executor().busy_seconds();
   }

@@ -20,10 +20,12 @@ uint64_t mix(uint64_t value) {
   return value ^ (value >> 33);
 }
 
+bool affinity_needed(const Scenario& s) { return s.replicas > 1 || s.prefill_engines > 1 || s.decode_engines > 1; }
+
 class Fleet {
  public:
   Fleet(const Scenario& scenario, const Workload& workload, SimResult& result)
-      : scenario_(scenario), workload_(workload), result_(result), affinity_(affinity_of(workload)), pool_(scenario.threads) {}
+      : scenario_(scenario), workload_(workload), result_(result), affinity_(affinity_needed(scenario) ? affinity_of(workload) : std::vector<uint64_t>(workload.requests.size())), pool_(scenario.threads) {}
 
   Status run(const std::function<void(double)>& progress) {
     result_.records.assign(workload_.requests.size(), {});
@@ -181,6 +183,7 @@ Status validate(const Scenario& s) {
   K3_TRY(positive("speed", s.speed, false));
   K3_TRY(positive("rate", s.rate_per_second, false));
   K3_TRY(positive("think time", s.think_seconds, true));
+  K3_TRY(positive("time of a request before the engine", s.request_seconds, true));
   K3_TRY(positive("duration", s.duration_seconds, true));
   K3_TRY(positive("transfer rate", s.transfer_bytes_per_second, true));
   K3_TRY(positive("transfer latency", s.transfer_seconds, true));

@@ -75,6 +75,7 @@ struct Scenario {
   double duration_seconds = 0;  // no request starts later; 0: all start
   std::vector<RecordedRequest> recorded;
 
+  double request_seconds = 0;  // from a request's arrival to the engine's queue (HTTP, tokenizer)
   Routing routing = Routing::affinity;
   std::vector<BudgetClass> budgets;  // ascending; empty: no budgets
   std::vector<Failure> failures;

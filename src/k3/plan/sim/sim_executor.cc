@@ -7,18 +7,31 @@
 
 namespace k3::plan {
 
-Result<Acceptance> Acceptance::of_lengths(std::vector<double> tokens_per_step) {
-  Acceptance out;
-  double before = 1, least = 1;
+// Measured curves are not smooth: neighbours whose chances rise are given their mean, which keeps the tokens of a step.
+Result<Acceptance> Acceptance::of_lengths(const std::vector<double>& tokens_per_step) {
+  struct Level {
+    double sum = 0;
+    size_t count = 0;
+    double mean() const { return sum / static_cast<double>(count); }
+  };
+  std::vector<Level> levels;
+  double before = 1;
   for (const double mean : tokens_per_step) {
     const double chance = mean - before;  // that one token more is accepted
-    if (!(chance >= 0) || chance > least) {
-      return fail(Code::invalid_argument, "acceptance: {} tokens a step after {}: each further draft token adds its chance to be accepted, "
-                  "at most that of the one before it", mean, before);
+    if (!(chance >= 0 && chance <= 1)) {
+      return fail(Code::invalid_argument, "acceptance: {} tokens a step after {}: each further draft token adds from 0 to 1", mean, before);
     }
-    out.accepted.push_back(chance);
-    before = mean, least = chance;
+    levels.push_back({chance, 1});
+    while (levels.size() > 1 && levels[levels.size() - 2].mean() < levels.back().mean()) {
+      const Level last = levels.back();
+      levels.pop_back();
+      levels.back().sum += last.sum;
+      levels.back().count += last.count;
+    }
+    before = mean;
   }
+  Acceptance out;
+  for (const Level& level : levels) out.accepted.insert(out.accepted.end(), level.count, level.mean());
   return out;
 }
 

@@ -19,7 +19,7 @@ struct Acceptance {
   std::vector<double> accepted;
 
   // From mean tokens of a step for 1, 2, .. draft tokens (1.84, 2.45, ...), or from one chance alpha a token.
-  static Result<Acceptance> of_lengths(std::vector<double> tokens_per_step);
+  static Result<Acceptance> of_lengths(const std::vector<double>& tokens_per_step);
   static Result<Acceptance> of_alpha(double alpha, int64_t draft_tokens);
   bool on() const { return !accepted.empty(); }
   double tokens_per_step() const;

@@ -79,6 +79,7 @@ struct SimSummary {
   double busy_seconds = 0;  // of all engines
   Spread ttft, tpot, queue, e2e;
   cache::CacheStats cache;        // sums over engines at the end
+  int64_t cached_blocks = 0;      // at the end, each counted once for its engine
   int64_t most_checkpoints = 0;   // at once, in all pools
   double checkpoint_bytes = 0;    // those, in pages
 
