@@ -5,7 +5,7 @@
 #include "k3/base/file.h"
 #include "k3/format/json/json_tree.h"
 #include "k3/plan/sim/policies.h"
-#include "k3/plan/sim/sim_test_util.h"
+#include "k3/plan/sim/sim_harness_test.h"
 
 namespace k3::plan {
 namespace {
