@@ -21,19 +21,6 @@ int64_t occurrences(const Config& c, const ParamFamily& family) {
   return n;
 }
 
-ComponentTotals totals_of(const Config& c, const ParamFamily& family) {
-  const int64_t count = occurrences(c, family);
-  if (count == 0) return {};
-  const int64_t values = element_count(family.shape(c));
-  if (family.store == ParamStore::expert && c.experts_mxfp4) {
-    return {2 * count, values * count, (values / 2 + values / 32) * count};
-  }
-  if (c.trunk_int8 && may_be_int8(family, c)) return {2 * count, values * count, (values + values / 32) * count};
-  const bool wide = family.store == ParamStore::f32 || (family.store == ParamStore::small && c.nested);
-  // A zero-padded A_log counts as stored, as the released totals do.
-  return {count, values * count, values * count * (wide ? 4 : 2)};
-}
-
 // Read for every decoded token: not the vision parts, and of an untied embedding table only a row.
 bool is_active(const Config& c, const ParamFamily& family) {
   const bool vision = family.component == Component::vision_tower || family.component == Component::projector;
@@ -66,10 +53,23 @@ Status check_sizes(const Config& c) {
   return {};
 }
 
+ComponentTotals family_totals(const Config& c, const ParamFamily& family) {
+  const int64_t count = occurrences(c, family);
+  if (count == 0) return {};
+  const int64_t values = element_count(family.shape(c));
+  if (family.store == ParamStore::expert && c.experts_mxfp4) {
+    return {2 * count, values * count, (values / 2 + values / 32) * count};
+  }
+  if (c.trunk_int8 && may_be_int8(family, c)) return {2 * count, values * count, (values + values / 32) * count};
+  const bool wide = family.store == ParamStore::f32 || (family.store == ParamStore::small && c.nested);
+  // A zero-padded A_log counts as stored, as the released totals do.
+  return {count, values * count, values * count * (wide ? 4 : 2)};
+}
+
 ModelSummary summarise(const Config& c) {
   ModelSummary s;
   for (const ParamFamily& family : param_table()) {
-    const ComponentTotals t = totals_of(c, family);
+    const ComponentTotals t = family_totals(c, family);
     if (t.tensors == 0) continue;
     for (ComponentTotals* sum : {&s.components[family.component], &s.total}) {
       sum->tensors += t.tensors;

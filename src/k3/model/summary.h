@@ -5,7 +5,7 @@
 // Memory:   plain values.
 // Threads:  pure function.
 // Errors:   check_sizes: unsupported for a model of more tensors or weights than can be counted here; every user of a
-//           config that has not been read before calls it first. summarise: none after that.
+//           config that has not been read before calls it first. summarise, family_totals: none after that.
 // Source:   model.md 7.1-7.3.
 #pragma once
 
@@ -48,6 +48,9 @@ struct ModelSummary {
 Status check_sizes(const Config& config);
 
 ModelSummary summarise(const Config& config);
+
+// A family over all its layers and experts, in the released layout; zeros where the config has none.
+ComponentTotals family_totals(const Config& config, const ParamFamily& family);
 
 // Replaces the bytes and tensor counts of the released layout by those of a checkpoint, whose matrices may be F32 or F16 and
 // whose experts may be packed or not. Needs all shards.

@@ -32,11 +32,12 @@ struct ModuleCounts {
   double total_bytes() const;
 };
 
-// Parts of the modules that do not split over tp, in bytes over all layers.
+// Parts of the modules that every rank of an attention group holds whole, in bytes over all layers.
 struct ReplicatedBytes {
-  double kda = 0;          // f_a, beta
-  double mla = 0;          // q_a, kv_a with their norms
+  double kda = 0;          // f_a, beta; the table adds a low-rank gate's g_a and vectors without a head
+  double mla = 0;          // q_a, kv_a; the table adds their norms
   double latent_down = 0;  // the rest of `latent` is the up projection with the norm
+  double vectors = 0;      // norms and AttnRes; none in the idealised count (13a)
 };
 
 struct Counts {
@@ -48,6 +49,8 @@ struct Counts {
   int64_t attn_res_block = 0;                                          // 0: ordinary residual
   ModuleCounts modules;
   ReplicatedBytes replicated;
+  double query_up_bytes = 0;   // q_b, or q_proj of a direct query: decode context parallelism reads more of it
+  double head_read_bytes = 0;  // what a row of logits reads: the head, or the embedding it is tied to
 
   int64_t cached_values() const { return latent_rank + rope_dim; }          // of a token in one MLA layer
   int64_t state_values() const { return kda_heads * key_dim * value_dim; }  // of one KDA layer

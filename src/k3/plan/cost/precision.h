@@ -20,7 +20,7 @@ struct Precision {
   double weight = kBf16Bytes;          // b_w; likewise
   double dispatch = kMxfp8Bytes;       // tokens sent to experts
   double combine = kBf16Bytes;         // and back
-  bool routed_fp8 = true;  // experts multiply at the FP8 rate (W4A8); false: at the BF16 rate (W4A16, as H200 does here)
+  bool routed_fp8 = true;              // W4A8 experts where the hardware has it (Hardware::w4a8); false: W4A16 everywhere
 };
 
 }  // namespace k3::plan
