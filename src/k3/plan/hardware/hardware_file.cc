@@ -144,11 +144,10 @@ Result<Machine> parse_machine(std::string_view toml, const std::string& source) 
   TomlFields top(root, "", source);
   K3_TRY(top.text("name", &machine.hw.name));
   const TomlNode* const hw = top.get("hw");
-  const TomlNode* const kernels = top.get("kernels");
   const TomlNode* const efficiency = top.get("efficiency");
   K3_TRY(top.finish());
   if (machine.hw.name.empty()) return top.wrong("name", "is missing");
-  for (const auto& [node, name] : {std::pair(hw, "hw"), std::pair(kernels, "kernels"), std::pair(efficiency, "efficiency")}) {
+  for (const auto& [node, name] : {std::pair(hw, "hw"), std::pair(efficiency, "efficiency")}) {
     if (node != nullptr && node->kind != TomlNode::Kind::table) {
       return top.wrong(name, fmt::format("is {}; a table [{}] is wanted", toml_kind_name(node->kind), name));
     }
@@ -157,13 +156,9 @@ Result<Machine> parse_machine(std::string_view toml, const std::string& source) 
   TomlFields hardware(*hw, "hw", source);
   K3_TRY(read_cells(hardware, kHardwareCells, &machine.hw));
   K3_TRY(hardware.whole("domain_gpus", 1, kMostDomain, &machine.hw.domain_gpus));
+  K3_TRY(hardware.flag("w4a8", &machine.hw.w4a8));
   K3_TRY(hardware.finish());
   K3_TRY(check_whole(hardware, *hw));
-  if (kernels != nullptr) {
-    TomlFields fields(*kernels, "kernels", source);
-    K3_TRY(fields.flag("routed_fp8", &machine.routed_fp8));
-    K3_TRY(fields.finish());
-  }
   if (efficiency != nullptr) {
     TomlFields fields(*efficiency, "efficiency", source);
     K3_TRY(read_cells(fields, kEfficiencyCells, &machine.efficiency));
@@ -206,6 +201,11 @@ Status set_cell(std::string_view assignment, Machine* machine) {
     machine->hw.domain_gpus = static_cast<int64_t>(value);
     return {};
   }
+  if (name == "hw.w4a8") {
+    if (value != 0 && value != 1) return fail(Code::invalid_argument, "--set hw.w4a8: {} is neither 0 nor 1", value);
+    machine->hw.w4a8 = value == 1;
+    return {};
+  }
   if (name.starts_with(kHw)) {
     if (const auto* cell = find_cell(kHardwareCells, name.substr(kHw.size()))) return assign(*cell, value, "hw", &machine->hw);
   }
@@ -214,7 +214,7 @@ Status set_cell(std::string_view assignment, Machine* machine) {
       return assign(*cell, value, "efficiency", &machine->efficiency);
     }
   }
-  return fail(Code::invalid_argument, "--set {}: no such cell; hw. has {}, domain_gpus; efficiency. has {}", utf8_repair(name),
+  return fail(Code::invalid_argument, "--set {}: no such cell; hw. has {}, domain_gpus, w4a8; efficiency. has {}", utf8_repair(name),
               cell_list(kHardwareCells), cell_list(kEfficiencyCells));
 }
 
@@ -224,6 +224,7 @@ std::vector<CellInfo> cells(const Machine& machine) {
     out.push_back({"hw." + std::string(cell.name), machine.hw.*cell.value, cell.least, cell.most, cell.about});
   }
   out.push_back({"hw.domain_gpus", static_cast<double>(machine.hw.domain_gpus), 1, static_cast<double>(kMostDomain), "GPUs that scale_up joins"});
+  out.push_back({"hw.w4a8", machine.hw.w4a8 ? 1.0 : 0.0, 0, 1, "MXFP4 experts multiply at the FP8 rate"});
   for (const auto& cell : kEfficiencyCells) {
     out.push_back({"efficiency." + std::string(cell.name), machine.efficiency.*cell.value, cell.least, cell.most, cell.about});
   }

@@ -21,8 +21,7 @@ namespace k3::plan {
 struct Machine {
   Hardware hw;
   Efficiency efficiency;
-  bool routed_fp8 = true;  // Precision::routed_fp8
-  std::string source;      // "h200", or the path of a file
+  std::string source;  // "h200", or the path of a file
 };
 
 // The names of share/hardware.
