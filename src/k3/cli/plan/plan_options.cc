@@ -5,6 +5,7 @@
 
 #include "k3/base/utf8.h"
 #include "k3/cli/commands.h"
+#include "k3/plan/cost/speculation.h"
 #include "k3/plan/hardware/hardware_file.h"
 
 namespace k3::cli {
@@ -20,6 +21,12 @@ CLI::Validator range(Number least, Number most) {
 std::string names_text() {
   std::string list;
   for (const std::string& name : plan::machine_names()) list += (list.empty() ? "" : ", ") + name;
+  return list;
+}
+
+std::string acceptance_names() {
+  std::string list;
+  for (const plan::AcceptanceCurve& curve : plan::published_acceptance()) list += (list.empty() ? "" : ", ") + curve.name;
   return list;
 }
 
@@ -109,8 +116,8 @@ void add_speculation(CLI::App& app, PlanOptions& o) {
   const char* group = "Speculation";
   app.add_option("--draft", o.draft, "Tokens drafted a step (default 0: none)")->check(range(int64_t{0}, int64_t{16}))->type_name("N")->group(group);
   app.add_option("--acceptance", o.acceptance,
-                 "coding (default), block, chat, math, creative; or the chance of a drafted token, like 0.77; or tokens a step for "
-                 "1, 2, ... drafted ones: 1.84,2.45,2.87")
+                 acceptance_names() + "; or the chance of a drafted token, like 0.77; or tokens a step for 1, 2, ... drafted ones: "
+                 "1.84,2.45,2.87 (default: the first)")
       ->type_name("A")
       ->group(group);
   app.add_option("--scheme", o.scheme, "What rolls KDA states back: fused replay (default), replay, snapshot")
@@ -160,7 +167,7 @@ constexpr const char* kFooter =
     "  k3 plan k3 --hw gb300 --input 32768 --slo-ttft 10 --slo-tpot 40 --gpu-hour 4 --sweep\n"
     "  k3 plan k3 --hw b300 --gpus 8 --tp 8 --users 16 --explain\n"
     "  k3 plan k3 --hw h200 --gpus 32 --html plan.html --against '--hw gb300 --gpus 16'\n"
-    "  k3 plan k3 --hw gb300 --gpus 8 --draft 7 --acceptance coding\n"
+    "  k3 plan k3 --hw gb300 --gpus 8 --draft 7 --acceptance chat\n"
     "  k3 plan kimi-linear-48b --gpus 1 --launch\n"
     "  k3 bench models/k3-mini --json > bench.json; k3 plan models/k3-mini --hw cpu.toml --calibration bench.json\n"
     "  k3 plan --check";

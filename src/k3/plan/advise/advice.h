@@ -27,7 +27,7 @@ struct Bindings {
 Bindings bindings_of(const Scenario& scenario, const LayoutAnswer& chosen);
 
 // For people: "routed experts", from the part's name in parts().
-std::string part_text(std::string_view part_name);
+std::string_view part_text(std::string_view part_name);
 
 // Nothing fits: by how much on the best layout, and what does fit, the smallest change first.
 struct Nearest {

@@ -174,7 +174,7 @@ Result<std::vector<MeasuredPoint>> read_loadgen(const JsonNode& root, const std:
     if (!median || !high) continue;  // answers of one token have no TPOT
     point.kind = kind;
     point.seconds = *median;
-    point.spread = std::max(0.0, *high / *median - 1);
+    point.spread = std::max(0.0, *high / *median - 1) / std::sqrt(ok);
     point.name = fmt::format("{}: {} of {} users, {} + {} tokens", file_name(source), word, point.users, tokens_text(point.input),
                              tokens_text(point.output));
     points.push_back(point);

@@ -28,7 +28,7 @@ struct MeasuredPoint {
   double input = 0;      // prefill: new tokens of each; ttft, tpot: of a prompt, without those from the cache
   double output = 0;     // ttft, tpot: of an answer
   double seconds = 0;    // the median
-  double spread = 0;     // half the range of the runs (loadgen: half of p90 - p10 is not known, so p95 / p50 - 1), of the median
+  double spread = 0;     // of the median: half the range of the runs; of a load (p95 / p50 - 1) / sqrt(requests)
   double parameters = 0;  // of the model that ran; 0: not told
 };
 

@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 namespace k3::plan {
 namespace {
 
@@ -54,7 +56,7 @@ TEST(MeasuredRuns, ReadsALoad) {
   EXPECT_DOUBLE_EQ((*points)[0].output, 64);
   EXPECT_DOUBLE_EQ((*points)[0].seconds, 0.2);
   EXPECT_EQ((*points)[1].kind, Kind::tpot);
-  EXPECT_NEAR((*points)[1].spread, 0.1, 1e-12);
+  EXPECT_NEAR((*points)[1].spread, 0.1 / std::sqrt(10.0), 1e-12);
   const auto alone = parse_measured_run(replaced(kLoadgen, "8 users, closed loop", "one at a time"), "load.json");
   ASSERT_TRUE(alone.ok());
   EXPECT_EQ((*alone)[0].users, 1);

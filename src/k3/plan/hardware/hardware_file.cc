@@ -42,6 +42,7 @@ constexpr Cell<Efficiency> kEfficiencyCells[] = {
     {"state_bytes", &Efficiency::state_bytes, kLeastShare, 1, "share of the memory's rate: KDA states"},
     {"attention_bytes", &Efficiency::attention_bytes, kLeastShare, 1, "share of the memory's rate: latents, AttnRes, elementwise"},
     {"gemm_flops", &Efficiency::gemm_flops, kLeastShare, 1, "share of the peak: dense products"},
+    {"decode_gemm_flops", &Efficiency::decode_gemm_flops, kLeastShare, 1, "share of the peak: dense products of a decode step"},
     {"routed_flops", &Efficiency::routed_flops, kLeastShare, 1, "share of the peak: routed experts"},
     {"attention_flops", &Efficiency::attention_flops, kLeastShare, 1, "share of the peak: MLA core at prefill"},
     {"link", &Efficiency::link, kLeastShare, 1, "share of every link's rate"},
@@ -57,6 +58,7 @@ constexpr Cell<Efficiency> kEfficiencyCells[] = {
     {"collective_slope", &Efficiency::collective_slope, 0, 100, "its growth with each doubling of ranks beyond 8"},
     {"network_seconds", &Efficiency::network_seconds, 0, kMostSeconds, "small collective or message between domains"},
     {"host_step_seconds", &Efficiency::host_step_seconds, 0, kMostSeconds, "host work of a step"},
+    {"draft_seconds", &Efficiency::draft_seconds, 0, kMostSeconds, "draft model of a speculating step"},
     {"request_seconds", &Efficiency::request_seconds, 0, 1000, "fixed part of a request's time to first token"},
     {"elementwise_passes", &Efficiency::elementwise_passes, 0, 1e4, "memory passes of the model's width, for each layer and token"},
     {"residual_passes", &Efficiency::residual_passes, 0, 1e4, "of these on the residual stream"},
@@ -64,6 +66,7 @@ constexpr Cell<Efficiency> kEfficiencyCells[] = {
     {"memory_reserve", &Efficiency::memory_reserve, 0, 0.95, "share of the memory left alone"},
     {"extra_bytes", &Efficiency::extra_bytes, 0, 1e15, "workspaces, graphs, buffers of one GPU"},
 };
+static_assert(std::size(kEfficiencyCells) * sizeof(double) == sizeof(Efficiency), "every constant is a cell");
 
 template <class Record, size_t N>
 Status read_cells(TomlFields& fields, const Cell<Record> (&table)[N], Record* record) {
