@@ -55,7 +55,7 @@ bool holds(const Scenario& s) {
   if (!layouts.ok()) return false;
   const int64_t wanted = std::max<int64_t>(1, s.load.users);
   return std::any_of(layouts->begin(), layouts->end(), [&](const Layout& layout) {
-    const Capacity c = capacity(deployment_of(s, layout), static_cast<double>(s.load.total_tokens()), s.slots);
+    const Capacity c = capacity(deployment_of(s, layout), static_cast<double>(s.load.total_tokens()), slots_of(s));
     return c.fits && c.requests >= wanted;
   });
 }

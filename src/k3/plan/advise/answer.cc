@@ -115,7 +115,7 @@ UserPoint point_of(const Scenario& s, const Layout& layout, int64_t users) {
 LayoutAnswer answer_layout(const Scenario& s, const Layout& layout) {
   LayoutAnswer answer;
   answer.layout = layout;
-  answer.capacity = capacity(deployment_of(s, layout), real(s.load.total_tokens()), s.slots);
+  answer.capacity = capacity(deployment_of(s, layout), real(s.load.total_tokens()), slots_of(s));
   const int64_t most = answer.capacity.requests;
   if (!answer.capacity.fits || most < 1) return answer;
   for (int64_t users = 1; users < most; users *= 2) answer.ladder.push_back(point_of(s, layout, users));

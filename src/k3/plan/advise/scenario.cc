@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "k3/plan/cost/memory.h"
 #include "k3/plan/cost/validate.h"
 
 namespace k3::plan {
@@ -48,6 +49,12 @@ void add_inner(const Scenario& s, Layout layout, std::vector<Layout>* out, std::
 
 Deployment deployment_of(const Scenario& s, const Layout& layout) {
   return {s.counts, s.machine.hw, s.machine.efficiency, layout, s.precision};
+}
+
+double slots_of(const Scenario& s) {
+  if (s.draft.tokens == 0) return s.slots;
+  const StateTraffic traffic = speculation_state_traffic(s.counts, s.precision, s.draft.scheme, s.draft.tokens);
+  return s.slots + traffic.scratch_bytes / fixed_bytes(s.counts, s.precision);
 }
 
 Result<std::vector<Layout>> layouts_of(const Scenario& s) {

@@ -73,6 +73,9 @@ struct Scenario {
   Band band;
 };
 
+// States held for a request: Scenario::slots, and what speculation keeps besides.
+double slots_of(const Scenario& scenario);
+
 Deployment deployment_of(const Scenario& scenario, const Layout& layout);
 
 // Every layout of scenario.gpus that has what was wished and that the model can have; never empty.
