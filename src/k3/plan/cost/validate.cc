@@ -8,6 +8,7 @@ namespace {
 
 constexpr double kMostBytes = 1e15, kMostBytesPerSecond = 1e17, kMostFlopsPerSecond = 1e20, kMostSeconds = 1e3;
 constexpr int64_t kMostRanks = 1 << 20, kMostTokens = int64_t{1} << 32, kMostRequests = 1 << 24, kMostDraft = 256;
+constexpr int64_t kMostClosedLoop = 1 << 20;  // the sequences of a batch are listed
 
 // Above `least` (or equal where `closed`) and at most `most`; NaN is neither.
 Status check_real(const char* what, const char* name, double value, double least, bool closed, double most) {
@@ -191,7 +192,7 @@ Status validate(const PrefillBatch& b) {
 }
 
 Status validate(const ClosedLoad& l) {
-  K3_TRY(check_whole("load", "concurrency", l.concurrency, 1, kMostRequests));
+  K3_TRY(check_whole("load", "concurrency", l.concurrency, 1, kMostClosedLoop));
   K3_TRY(check_whole("load", "input_tokens", l.input_tokens, 1, kMostTokens));
   K3_TRY(check_whole("load", "output_tokens", l.output_tokens, 1, kMostTokens));
   K3_TRY(check_whole("load", "prefill_batch_tokens", l.prefill_batch_tokens, 1, kMostTokens));
