@@ -83,7 +83,9 @@ Band middle_band(std::vector<double> ratios, double share) {
 
 Result<double> predict(const Measurement& m, const Counts& counts) {
   K3_TRY_ASSIGN(const Machine machine, load_machine(m.hw));
-  const Deployment d{counts, machine.hw, machine.efficiency, m.layout, Precision{}};
+  Precision precision;
+  precision.cache = m.latent_bytes;
+  const Deployment d{counts, machine.hw, machine.efficiency, m.layout, precision};
   K3_TRY(validate(d).with_context(m.name));
   switch (m.quantity) {
     case Quantity::step_seconds:

@@ -96,6 +96,7 @@ Result<Measurement> read_measurement(const TomlNode& node, const std::string& pa
   K3_TRY(fields.whole("input", 1, kMostTokens, &m.input));
   K3_TRY(fields.whole("output", 1, kMostTokens, &m.output));
   K3_TRY(fields.whole("sequences", 1, kMostRequests, &m.sequences));
+  K3_TRY(fields.number("latent_bytes", 0.25, 4, &m.latent_bytes));
   K3_TRY(fields.whole("draft", 0, 64, &m.draft));
   K3_TRY(fields.number("accepted", 1, 65, &m.accepted));
   K3_TRY(fields.number("measured", 1e-9, 1e12, &m.measured));
