@@ -62,6 +62,10 @@ add_library(k3_cli11 INTERFACE)
 target_include_directories(k3_cli11 SYSTEM INTERFACE ${K3_CLI11_INCLUDE})
 k3_dep(cli11 k3_cli11)
 k3_dep_pkg(libedit libedit tinfo bsd md)
+find_path(K3_TOML_INCLUDE toml++/toml.h REQUIRED)  # header-only use
+add_library(k3_tomlplusplus INTERFACE)
+target_include_directories(k3_tomlplusplus SYSTEM INTERFACE ${K3_TOML_INCLUDE})
+k3_dep(tomlplusplus k3_tomlplusplus)
 find_path(K3_BOOST_INCLUDE boost/beast/version.hpp REQUIRED)  # header-only use: Asio and Beast
 add_library(k3_boost INTERFACE)
 target_include_directories(k3_boost SYSTEM INTERFACE ${K3_BOOST_INCLUDE})
@@ -92,6 +96,7 @@ set(K3_THIRD_PARTY_train fmt)
 set(K3_THIRD_PARTY_cache fmt lmdb xxhash)
 set(K3_THIRD_PARTY_engine fmt)
 set(K3_THIRD_PARTY_server fmt nlohmann boost)
+set(K3_THIRD_PARTY_plan fmt tomlplusplus)
 set(K3_THIRD_PARTY_cli fmt cli11 libedit)
 
 if(K3_TESTS)

@@ -20,6 +20,7 @@
 #include "k3/cli/train/train_options.h"
 #include "k3/cli/exit_codes.h"
 #include "k3/cli/loadgen/loadgen_options.h"
+#include "k3/cli/plan/plan_options.h"
 #include "k3/cli/serve/serve_options.h"
 #include "k3/cli/version.h"
 #include "k3/ops/cpu/isa.h"
@@ -153,6 +154,7 @@ struct AllOptions {
   PrepareCliOptions prepare;
   TrainOptions train;
   ExportOptions exporting;
+  PlanOptions plan;
 };
 
 template <class Options>
@@ -484,6 +486,7 @@ int cli_main(int argc, const char* const* argv) {
   add_make_commands(app, options, status);
   add_data_commands(app, options.train_tokenizer, options.prepare, status);
   add_train_commands(app, options.train, options.exporting, status);
+  add_plan_command(app, options.plan, status);
   if (is_unknown_command(app, argc, argv)) {
     return finish(fail(Code::invalid_argument, "no command '{}'; 'k3 --help' lists them", utf8_repair(argv[1])));
   }

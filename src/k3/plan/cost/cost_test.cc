@@ -5,13 +5,13 @@
 #include <cmath>
 
 #include "k3/plan/cost/comm.h"
+#include "k3/plan/cost/deployment_test.h"
 #include "k3/plan/cost/mechanisms.h"
 #include "k3/plan/cost/memory.h"
 #include "k3/plan/cost/prefix.h"
 #include "k3/plan/cost/routing.h"
 #include "k3/plan/cost/scan.h"
 #include "k3/plan/cost/service.h"
-#include "k3/plan/cost/test_deployment_test.h"
 #include "k3/plan/cost/validate.h"
 
 namespace k3::plan {
@@ -169,6 +169,40 @@ INSTANTIATE_TEST_SUITE_P(Some, Layouts,
                                          Layout{.tp = 2, .pp = 4}, Layout{.tp = 8, .dcp = 4},
                                          Layout{.tp = 8, .dp = 16, .pp = 2, .moe = MoeSharding::ep}));
 
+TEST(Prefill, PipelineFillsAndDrains) {
+  const Deployment d = k3_on("GB300-NVL72", {.tp = 2, .pp = 4});
+  EXPECT_NEAR(prefill(d, {{8192, 0}}).latency_seconds / prefill(d, {{8192, 0}}).seconds, 4, 1e-9);
+  EXPECT_NEAR(prefill(d, {{8192, 0}}, 3).latency_seconds / prefill(d, {{8192, 0}}).seconds, 2, 1e-9);
+}
+
+// One prompt on four groups: three idle, so it takes longer than the mean group would say.
+TEST(Prefill, LatencyIsThatOfTheFullestGroup) {
+  const Deployment d = k3_on("GB300-NVL72", {.tp = 4, .dp = 4, .moe = MoeSharding::ep});
+  const PrefillTime one = prefill(d, {{8192, 0}}), four = prefill(d, {{8192, 0}, {8192, 0}, {8192, 0}, {8192, 0}});
+  EXPECT_GT(one.latency_seconds, 1.2 * one.seconds);
+  EXPECT_NEAR(four.latency_seconds, four.seconds, 1e-12);
+}
+
+TEST(Prefill, SequenceShardingDividesTheResidualStream) {
+  const PrefillTime whole = prefill(k3_on("B300-SXM", {.tp = 8}), {{8192, 0}});
+  const PrefillTime sharded = prefill(k3_on("B300-SXM", {.tp = 8, .sp = true}), {{8192, 0}});
+  EXPECT_NEAR(sharded.attn_res.seconds, whole.attn_res.seconds / 8, 1e-12);
+  EXPECT_NEAR(sharded.elementwise.seconds, whole.elementwise.seconds * 3 / 10, 1e-12);  // (1 + 2) of (8 + 2) passes
+  EXPECT_EQ(sharded.communication.seconds, whole.communication.seconds);
+}
+
+// tp 1, two groups: all that kcp adds are fragments and a halo a KDA layer, half of the latents a MLA layer, two floors.
+TEST(Prefill, ContextParallelCommunicationByHand) {
+  const Layout apart{.dp = 2, .moe = MoeSharding::ep}, together{.dp = 2, .kcp = 2, .moe = MoeSharding::ep};
+  const Deployment a = k3_on("GB300-NVL72", apart), b = k3_on("GB300-NVL72", together);
+  const PrefillTime one = prefill(a, {{32768, 0}, {32768, 0}}), both = prefill(b, {{32768, 0}, {32768, 0}});
+  const double bytes = 69 * 2 * (12582912.0 + 221184.0) + 24 * 65536 / 2.0 * 576 * 2;
+  EXPECT_NEAR(both.communication.bytes - one.communication.bytes, bytes, 1);
+  EXPECT_NEAR(both.communication.seconds - one.communication.seconds, 0.6 * (93 * 8e-6 + bytes / (900e9 * 0.75)), 1e-9);
+  EXPECT_NEAR(both.gemm.seconds, one.gemm.seconds, 1e-12);
+  EXPECT_NEAR(both.mla_core.seconds, one.mla_core.seconds, 1e-12);
+}
+
 // 13a: a token is never split, and idle groups do not shorten a step.
 TEST(Decode, TheBusiestGroupDecides) {
   const Deployment d = k3_on("GB300-NVL72", {.tp = 4, .dp = 4, .moe = MoeSharding::ep});
@@ -285,6 +319,11 @@ TEST(Prefix, SumsAndOrder) {
     EXPECT_NEAR(b.cold_seconds, b.saved_seconds + b.warm_seconds + b.restore_seconds, 1e-12);
     EXPECT_GT(b.restore_seconds, last);
     EXPECT_LT(gap.saved_seconds, b.saved_seconds);
+    // What lies behind the checkpoint is computed again, after a shorter past.
+    EXPECT_EQ(gap.warm_seconds, prefill(d, {{1024 + 4096, 32768 - 4096}}).seconds);
+    if (place == PrefixPlace::host) {
+      EXPECT_NEAR(b.restore_seconds - gap.restore_seconds, 4096 * 27648 / (110e9 * 0.75), 1e-12);
+    }
     last = b.restore_seconds;
   }
   Precision bf16;

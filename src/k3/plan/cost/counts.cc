@@ -11,15 +11,6 @@ namespace {
 
 constexpr double kIdealisedVisionParams = 401e6;  // of the nested family, always at two bytes
 
-// (name, member) of every module, in the order of the struct.
-template <class Visit>
-void for_each_module(const ModuleCounts& m, Visit visit) {
-  for (const ModuleCount* module : {&m.kda, &m.mla, &m.routed, &m.shared, &m.latent, &m.router, &m.dense, &m.embedding,
-                                    &m.head, &m.norms, &m.attn_res, &m.vision}) {
-    visit(*module);
-  }
-}
-
 Counts dimensions(const Config& config) {
   Counts c;
   c.layers = config.num_hidden_layers;
@@ -104,15 +95,30 @@ ModuleCount idealised(double params, double bytes_each) { return {params, params
 
 }  // namespace
 
+std::array<NamedModule, 12> ModuleCounts::named() const {
+  return {{{"kda", kda},
+           {"mla", mla},
+           {"routed", routed},
+           {"shared", shared},
+           {"latent", latent},
+           {"router", router},
+           {"dense", dense},
+           {"embedding", embedding},
+           {"head", head},
+           {"norms", norms},
+           {"attn_res", attn_res},
+           {"vision", vision}}};
+}
+
 double ModuleCounts::total_params() const {
   double sum = 0;
-  for_each_module(*this, [&](const ModuleCount& m) { sum += m.params; });
+  for (const NamedModule& m : named()) sum += m.count.params;
   return sum;
 }
 
 double ModuleCounts::total_bytes() const {
   double sum = 0;
-  for_each_module(*this, [&](const ModuleCount& m) { sum += m.bytes; });
+  for (const NamedModule& m : named()) sum += m.count.bytes;
   return sum;
 }
 

@@ -10,6 +10,7 @@
 //           not a routed expert, vision rounded to 401e6 parameters, no projector.
 #pragma once
 
+#include <array>
 #include <cstdint>
 
 #include "k3/base/result.h"
@@ -24,10 +25,16 @@ struct ModuleCount {
   double flop_params = 0;  // parameters that a token multiplies, all experts counted; FLOPs are twice that
 };
 
+struct NamedModule {
+  const char* name;
+  ModuleCount count;
+};
+
 // Sums over all layers.
 struct ModuleCounts {
   ModuleCount kda, mla, routed, shared, latent, router, dense, embedding, head, norms, attn_res, vision;
 
+  std::array<NamedModule, 12> named() const;  // in this order, for tables that people read
   double total_params() const;
   double total_bytes() const;
 };

@@ -7,9 +7,9 @@
 
 #include "k3/cache/shape.h"
 #include "k3/model/summary.h"
+#include "k3/plan/cost/deployment_test.h"
 #include "k3/plan/cost/flops.h"
 #include "k3/plan/cost/memory.h"
-#include "k3/plan/cost/test_deployment_test.h"
 #include "k3/plan/cost/validate.h"
 
 namespace k3::plan {
@@ -141,6 +141,20 @@ TEST(Memory, UnifiedPageIsTheCachesPage) {
       }
     }
   }
+}
+
+TEST(Memory, CheckpointsAddWholeStates) {
+  const Counts c = k3_counts();
+  EXPECT_EQ(history_bytes(c, {}, 1000, 2, 77), 3 * 449372160.0 + 1000 * 27648.0 + 77);
+}
+
+// f_a and beta of 69 KDA layers and o_norm in FP32; q_a and kv_a of 24 MLA layers with their norms.
+TEST(Memory, WhatEveryRankHoldsWhole) {
+  const Counts c = table_counts(test_config("k3")).value();
+  EXPECT_EQ(c.replicated.kda, 69 * (7168.0 * (128 + 96) * 2 + 128 * 4));
+  EXPECT_EQ(c.replicated.mla, 24 * (7168.0 * (1536 + 576) + 1536 + 512) * 2);
+  EXPECT_EQ(c.replicated.latent_down, 92 * 7168.0 * 3584 * 2);
+  EXPECT_EQ(c.replicated.vectors, (2 * 7168.0 * 93 + 7168 + 2 * 7168.0 * 187) * 2);
 }
 
 TEST(Memory, AttnResHoldsNineRows) { EXPECT_EQ(attn_res_in_flight_bytes(k3_counts(), {}), 9 * 7168 * 2.0); }

@@ -11,6 +11,7 @@
 #include <sstream>
 
 #include "k3/plan/cost/comm.h"
+#include "k3/plan/cost/deployment_test.h"
 #include "k3/plan/cost/flops.h"
 #include "k3/plan/cost/mechanisms.h"
 #include "k3/plan/cost/memory.h"
@@ -18,7 +19,6 @@
 #include "k3/plan/cost/routing.h"
 #include "k3/plan/cost/scan.h"
 #include "k3/plan/cost/service.h"
-#include "k3/plan/cost/test_deployment_test.h"
 #include "k3/plan/cost/validate.h"
 
 namespace k3::plan {

@@ -6,8 +6,8 @@
 #include <cmath>
 #include <limits>
 
+#include "k3/plan/cost/deployment_test.h"
 #include "k3/plan/cost/memory.h"
-#include "k3/plan/cost/test_deployment_test.h"
 
 namespace k3::plan {
 namespace {

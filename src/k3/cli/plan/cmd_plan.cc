@@ -1,0 +1,78 @@
+#include "k3/base/file.h"
+#include "k3/cli/common.h"
+#include "k3/cli/plan/plan_text.h"
+#include "k3/plan/report/plan_html.h"
+#include "k3/plan/report/plan_json.h"
+
+namespace k3::cli {
+namespace {
+
+struct Planned {
+  PlanSetup setup;
+  plan::Answer answer;
+};
+
+Result<Planned> plan_one(const PlanOptions& options) {
+  Planned out;
+  K3_TRY_ASSIGN(out.setup, plan_setup(options));
+  K3_TRY_ASSIGN(out.answer, plan::answer(out.setup.scenario));
+  return out;
+}
+
+std::string text_of(const PlanOptions& o, const Planned& first, const Planned* second) {
+  const plan::Scenario& s = first.setup.scenario;
+  std::string out;
+  if (!first.answer.best) {
+    out = missing_text(first.setup, missing_of(s, first.answer));
+  } else {
+    const plan::LayoutAnswer& chosen = first.answer.layouts[*first.answer.best];
+    out = answer_text(first.setup, first.answer);
+    if (o.sweep) out += sweep_text(first.setup, first.answer);
+    if (o.explain) out += explain_text(first.setup, chosen);
+    if (o.launch) out += launch_text(first.setup, chosen);
+  }
+  if (second != nullptr) out += against_text(first.setup, first.answer, second->setup, second->answer);
+  if (first.setup.calibration) out += calibration_text(*first.setup.calibration);
+  return out;
+}
+
+Status print_check(const PlanOptions& o) {
+  K3_TRY_ASSIGN(const plan::Check check, published_check());
+  print_out(o.json ? plan::check_json(check) : check_text(check));
+  return {};
+}
+
+Status print_cells(const PlanOptions& o) {
+  K3_TRY_ASSIGN(plan::Machine machine, plan::load_machine(o.hw));
+  for (const std::string& assignment : o.set) K3_TRY(plan::set_cell(assignment, &machine));
+  print_out(cells_text(machine));
+  return {};
+}
+
+plan::Plan plan_of(const Planned& planned) {
+  const auto& calibration = planned.setup.calibration;
+  return {planned.setup.scenario, planned.answer, calibration ? &*calibration : nullptr};
+}
+
+}  // namespace
+
+Status plan_command(const PlanOptions& o) {
+  if (o.check) return print_check(o);
+  if (o.cells) return print_cells(o);
+  K3_TRY_ASSIGN(const Planned first, plan_one(o));
+  std::optional<Planned> second;
+  if (!o.against.empty()) {
+    K3_TRY_ASSIGN(const PlanOptions other, against_options(o));
+    K3_TRY_ASSIGN(second, plan_one(other));
+  }
+  const plan::Plan one = plan_of(first);
+  const std::optional<plan::Plan> two = second ? std::optional(plan_of(*second)) : std::nullopt;
+  print_out(o.json ? plan::plan_json(one, two ? &*two : nullptr) : text_of(o, first, second ? &*second : nullptr));
+  if (!o.html.empty()) {
+    K3_TRY(write_file(o.html, plan::plan_html(one, two ? &*two : nullptr)));
+    note("wrote " + o.html);
+  }
+  return {};
+}
+
+}  // namespace k3::cli

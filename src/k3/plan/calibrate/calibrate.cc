@@ -1,0 +1,125 @@
+#include "k3/plan/calibrate/calibrate.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "k3/plan/advise/answer.h"
+#include "k3/plan/calibrate/fit.h"
+#include "k3/plan/cost/validate.h"
+
+namespace k3::plan {
+namespace {
+
+// What runs on one accelerator can tell. Shares may pass 1: a record may be worse than its machine (a cache that holds the
+// weights, a peak given too low).
+constexpr double kMostShare = 10, kMostSeconds = 10, kLeastShare = 1e-5;
+constexpr std::pair<std::string_view, double> kConstants[] = {
+    {"weight_bytes", kMostShare},      {"state_bytes", kMostShare},     {"attention_bytes", kMostShare},
+    {"gemm_flops", kMostShare},        {"decode_gemm_flops", kMostShare}, {"routed_flops", kMostShare},
+    {"attention_flops", kMostShare},   {"kernel_seconds", kMostSeconds}, {"host_step_seconds", kMostSeconds},
+    {"request_seconds", kMostSeconds},
+};
+constexpr double kMoved = 0.01;
+constexpr double kSameModel = 0.02;  // of the parameters: a vision tower may be counted or not
+
+double predicted(const Scenario& s, const MeasuredPoint& point) {
+  const Deployment d = deployment_of(s, Layout{});
+  switch (point.kind) {
+    case MeasuredPoint::Kind::decode_step: {
+      DecodeBatch batch;
+      batch.requests = point.users;
+      batch.context_tokens = point.context;
+      return decode_step(d, batch).seconds;
+    }
+    case MeasuredPoint::Kind::prefill: {
+      const PrefillSequence one{static_cast<int64_t>(point.input), static_cast<int64_t>(point.past)};
+      const std::vector<PrefillSequence> sequences(static_cast<size_t>(point.users), one);
+      return prefill_time(d, {sequences, 1}).seconds;
+    }
+    case MeasuredPoint::Kind::ttft:
+    case MeasuredPoint::Kind::tpot: break;
+  }
+  Scenario loop = s;
+  loop.load.input_tokens = static_cast<int64_t>(std::llround(point.input + point.past));
+  loop.load.output_tokens = std::max<int64_t>(2, std::llround(point.output));
+  loop.load.hit = point.past / (point.input + point.past);
+  const UserPoint users = point_of(loop, Layout{}, point.users);
+  return point.kind == MeasuredPoint::Kind::ttft ? users.ttft_p50 : users.tpot_p50;
+}
+
+Efficiency with_values(Efficiency efficiency, std::span<const double> values) {
+  for (size_t j = 0; j < values.size(); ++j) *efficiency_cell(kConstants[j].first, &efficiency) = values[j];
+  return efficiency;
+}
+
+Status check_points(const Counts& counts, const std::vector<MeasuredPoint>& points) {
+  if (points.empty()) return fail(Code::invalid_argument, "--calibration: no measured points");
+  const double known = counts.modules.total_params();
+  for (const MeasuredPoint& point : points) {
+    if (point.parameters == 0 || std::abs(point.parameters / known - 1) < kSameModel) continue;
+    return fail(Code::invalid_argument, "{}: measured a model of {:.4g} parameters, this one has {:.4g}; name it with --calibration-model",
+                point.name, point.parameters, known);
+  }
+  return {};
+}
+
+CalibrationRow row_of(const Scenario& s, const MeasuredPoint& point, const Efficiency& fitted, std::span<const double> all,
+                      std::span<const double> without) {
+  CalibrationRow row;
+  row.point = point;
+  Scenario other = s;
+  row.before = predicted(other, point);
+  other.machine.efficiency = fitted;
+  row.after = predicted(other, point);
+  other.machine.efficiency = with_values(s.machine.efficiency, without);
+  row.unseen = predicted(other, point);
+  for (size_t j = 0; j < all.size(); ++j) {
+    const double by = all[j] / std::max(without[j], 1e-300);
+    if (std::abs(std::log(by)) <= std::max(kMoved, std::abs(std::log(row.moved_by)))) continue;
+    row.moved = kConstants[j].first;
+    row.moved_by = by;
+  }
+  return row;
+}
+
+}  // namespace
+
+Result<Calibration> calibrate(const Counts& counts, const Machine& machine, const Precision& precision,
+                              const std::vector<MeasuredPoint>& points) {
+  K3_TRY(check_points(counts, points));
+  Scenario s;
+  s.counts = counts, s.machine = machine, s.precision = precision;
+  K3_TRY(validate(deployment_of(s, Layout{})));
+  std::vector<FitConstant> constants;
+  for (const auto& [name, most] : kConstants) {
+    const double value = *efficiency_cell(name, &s.machine.efficiency);
+    // A latency of zero has no logarithm.
+    constants.push_back({std::max(value, 1e-9), most == kMostShare ? kLeastShare : 0, most});
+  }
+  std::vector<FitPoint> measured;
+  for (const MeasuredPoint& point : points) measured.push_back({point.seconds, point.spread});
+  const Predict predict = [&](std::span<const double> values, size_t i) {
+    Scenario moved = s;
+    moved.machine.efficiency = with_values(s.machine.efficiency, values);
+    return predicted(moved, points[i]);
+  };
+  const std::vector<double> all = fit_constants(constants, measured, predict, points.size());
+  Calibration out;
+  out.efficiency = with_values(machine.efficiency, all);
+  for (size_t j = 0; j < all.size(); ++j) {
+    const double before = *efficiency_cell(kConstants[j].first, &s.machine.efficiency);
+    if (std::abs(all[j] - before) >= kMoved * before) out.factors.push_back({std::string(kConstants[j].first), before, all[j]});
+  }
+  for (size_t i = 0; i < points.size(); ++i) {
+    const std::vector<double> without = fit_constants(constants, measured, predict, i);
+    out.rows.push_back(row_of(s, points[i], out.efficiency, all, without));
+    const double ratio = points[i].seconds / out.rows.back().unseen;
+    const double low = ratio * std::max(0.0, 1 - points[i].spread), high = ratio * (1 + points[i].spread);
+    out.band.low = i == 0 ? low : std::min(out.band.low, low);
+    out.band.high = i == 0 ? high : std::max(out.band.high, high);
+  }
+  out.band.source = fmt::format("{} measured point{}, each against a fit without it", points.size(), points.size() == 1 ? "" : "s");
+  return out;
+}
+
+}  // namespace k3::plan

@@ -1,0 +1,188 @@
+#include "k3/plan/report/plan_html.h"
+
+#include <cmath>
+
+#include "k3/base/report/axis.h"
+#include "k3/base/report/html_report.h"
+#include "k3/base/units.h"
+#include "k3/plan/advise/advice.h"
+#include "k3/plan/report/plan_plots.h"
+
+namespace k3::plan {
+namespace {
+
+using report::unit_text;
+
+std::string time(double seconds) { return unit_text(seconds, Unit::seconds); }
+std::string gigabytes(double bytes) { return fmt::format("{:.1f} GB", bytes / 1e9); }
+std::string count(double value) { return value >= 100 ? format_grouped(std::llround(value)) : fmt::format("{:.1f}", value); }
+std::string percent(double share) { return fmt::format("{:.0f} %", 100 * share); }
+std::string signed_percent(double share) { return fmt::format("{:+.0f} %", 100 * share); }
+std::string price(double value) { return value >= 100 ? fmt::format("{:.0f}", value) : fmt::format("{:.2f}", value); }
+std::string band(const Band& b, double seconds) { return time(seconds * b.low) + " to " + time(seconds * b.high); }
+std::string machines(const Scenario& s) { return fmt::format("{} {}", s.gpus, s.machine.hw.name); }
+
+std::string subtitle(const Scenario& s) {
+  std::string text = fmt::format("{}; prompts of {} tokens, answers of {}", machines(s), format_grouped(s.load.input_tokens), format_grouped(s.load.output_tokens));
+  if (s.load.hit > 0) text += fmt::format(", {} of the prompt from the prefix cache", percent(s.load.hit));
+  if (s.draft.tokens > 0) text += fmt::format(", {} drafted tokens a step", s.draft.tokens);
+  if (s.objective.ttft_seconds < kNoLimit) text += "; TTFT p95 at most " + time(s.objective.ttft_seconds);
+  if (s.objective.tpot_seconds < kNoLimit) text += "; TPOT p95 at most " + time(s.objective.tpot_seconds);
+  return text;
+}
+
+std::vector<Tile> tiles_of(const Scenario& s, const LayoutAnswer& chosen) {
+  const Capacity& c = chosen.capacity;
+  std::vector<Tile> tiles = {
+      {"Layout", layout_text(chosen.layout), fmt::format("{} weights, {} free on each GPU", gigabytes(c.weights_bytes), gigabytes(c.free_bytes))},
+      {"Users that fit", format_grouped(c.requests), fmt::format("at {} tokens", format_grouped(s.load.total_tokens()))}};
+  if (!chosen.point) return tiles;
+  const UserPoint& p = *chosen.point;
+  tiles.push_back({"Users", format_grouped(p.users), p.meets ? "within the objective" : "the objective is missed"});
+  tiles.push_back({"TTFT p50 / p95", time(p.ttft_p50) + " / " + time(p.ttft_p95), "p95 band " + band(s.band, p.ttft_p95)});
+  tiles.push_back({"TPOT p50 / p95", time(p.tpot_p50) + " / " + time(p.tpot_p95), "p95 band " + band(s.band, p.tpot_p95)});
+  tiles.push_back({"Throughput", count(p.tokens_per_second_gpu) + " tokens/s/GPU", count(p.output_per_second) + " output tokens/s in all"});
+  const Bindings b = bindings_of(s, chosen);
+  tiles.push_back({"Decode is bound by", b.decode.what, percent(b.decode.share) + " of a step"});
+  if (s.gpu_hour > 0) {
+    tiles.push_back({"A million tokens", price(p.cost_per_million), price(p.cost_per_million_output) + " for a million of output"});
+  } else {
+    tiles.push_back({"Prefill is bound by", b.prefill.what, percent(b.prefill.share) + " of it"});
+  }
+  return tiles;
+}
+
+ReportTable changes_table(const Scenario& s, const LayoutAnswer& chosen) {
+  ReportTable table{"What would help most, the cheapest kind first", {"change", "layout", "users", "TPOT p50", "tokens/s/GPU", "against now", "objective"}, {}, 2, false};
+  for (const Change& change : next_changes(s, chosen)) {
+    const UserPoint& p = *change.answer.point;
+    table.rows.push_back({change.what, layout_text(change.answer.layout), format_grouped(p.users), time(p.tpot_p50), count(p.tokens_per_second_gpu),
+                          signed_percent(p.tokens_per_second_gpu / chosen.point->tokens_per_second_gpu - 1), p.meets ? "met" : "missed"});
+  }
+  return table;
+}
+
+std::vector<std::string> point_cells(const UserPoint& p) {
+  return {format_grouped(p.users), time(p.ttft_p50), time(p.ttft_p95), time(p.tpot_p50), time(p.tpot_p95), time(p.step_seconds), count(p.tokens_per_second_gpu),
+          p.meets ? "met" : "missed"};
+}
+
+ReportTable ladder_table(const LayoutAnswer& chosen) {
+  ReportTable table{"Users of this layout", {"users", "TTFT p50", "TTFT p95", "TPOT p50", "TPOT p95", "step", "tokens/s/GPU", "objective"}, {}, 0, true};
+  for (const UserPoint& p : chosen.ladder) table.rows.push_back(point_cells(p));
+  return table;
+}
+
+ReportTable frontier_table(const Answer& answer) {
+  ReportTable table{"Layouts on the frontier", {"layout", "users", "TTFT p50", "TTFT p95", "TPOT p50", "TPOT p95", "step", "tokens/s/GPU", "objective"}, {}, 1, true};
+  for (const FrontierPoint& f : frontier(answer)) {
+    std::vector<std::string> row = point_cells(f.point);
+    row.insert(row.begin(), layout_text(f.layout));
+    table.rows.push_back(std::move(row));
+  }
+  return table;
+}
+
+template <class Parts>
+ReportTable parts_table(std::string title, const Parts& parts, double whole, const Hardware& hw) {
+  ReportTable table{std::move(title), {"part", "ms", "share", "MB", "GFLOP", "of memory's rate", "of BF16's rate"}, {}, 1, true};
+  for (const NamedPart& named : parts) {
+    const Part& p = named.part;
+    const bool moved = std::string_view(named.name) == "communication" || std::string_view(named.name) == "hop";
+    const auto roof = [&](double amount, double rate) { return p.seconds > 0 && amount > 0 ? percent(amount / p.seconds / rate) : std::string(); };
+    table.rows.push_back({std::string(part_text(named.name)), fmt::format("{:.3f}", p.seconds * 1e3), percent(p.seconds / whole),
+                          p.bytes > 0 ? fmt::format("{:.1f}", p.bytes / 1e6) : "", p.flops > 0 ? fmt::format("{:.1f}", p.flops / 1e9) : "",
+                          moved ? "" : roof(p.bytes, hw.hbm_bytes_per_second), roof(p.flops, hw.bf16_flops_per_second)});
+  }
+  return table;
+}
+
+ReportTable comparison_table(const Plan& a, const Plan& b) {
+  ReportTable table{"The two scenarios", {"", machines(a.scenario), machines(b.scenario), "change"}, {}, 1, false};
+  const LayoutAnswer *x = a.chosen(), *y = b.chosen();
+  table.rows.push_back({"layout", x != nullptr ? layout_text(x->layout) : "does not fit", y != nullptr ? layout_text(y->layout) : "does not fit", ""});
+  if (x == nullptr || y == nullptr || !x->point || !y->point) return table;
+  const auto row = [&](const char* name, double u, double v, const auto& print) { table.rows.push_back({name, print(u), print(v), signed_percent(v / u - 1)}); };
+  const UserPoint &p = *x->point, &q = *y->point;
+  row("users that fit", static_cast<double>(x->capacity.requests), static_cast<double>(y->capacity.requests), count);
+  row("users", static_cast<double>(p.users), static_cast<double>(q.users), count);
+  row("TTFT p95", p.ttft_p95, q.ttft_p95, time);
+  row("TPOT p50", p.tpot_p50, q.tpot_p50, time);
+  row("TPOT p95", p.tpot_p95, q.tpot_p95, time);
+  row("output tokens/s", p.output_per_second, q.output_per_second, count);
+  row("tokens/s/GPU", p.tokens_per_second_gpu, q.tokens_per_second_gpu, count);
+  if (a.scenario.gpu_hour > 0 && b.scenario.gpu_hour > 0) row("cost of a million tokens", p.cost_per_million, q.cost_per_million, price);
+  return table;
+}
+
+ReportTable calibration_table(const Calibration& c) {
+  ReportTable table{"Calibration: what was measured, and what it moved", {"measured", "it moved", "time", "model before", "after", "error", "unseen"}, {}, 2, false};
+  for (const CalibrationRow& row : c.rows) {
+    const double seconds = row.point.seconds;
+    table.rows.push_back({row.point.name, row.moved.empty() ? "nothing" : fmt::format("{} x {:.2f}", row.moved, row.moved_by), time(seconds), time(row.before),
+                          time(row.after), signed_percent(row.after / seconds - 1), signed_percent(row.unseen / seconds - 1)});
+  }
+  return table;
+}
+
+void add_missing(HtmlReport& page, const Plan& plan) {
+  const Missing m = missing_of(plan.scenario, plan.answer);
+  page.paragraph(fmt::format("It does not fit: {} are missing on each GPU with {} ({} weights, {} reserve and workspaces, {} for a request, of {}).", gigabytes(m.bytes),
+                             layout_text(m.layout), gigabytes(m.capacity.weights_bytes), gigabytes(m.capacity.reserved_bytes + m.capacity.extra_bytes),
+                             gigabytes(m.capacity.per_request_bytes), gigabytes(m.capacity.memory_bytes)));
+  ReportTable table{"What does fit", {"change", "layout", "requests"}, {}, 2, false};
+  for (const Nearest& near : m.nearest) table.rows.push_back({near.what, layout_text(near.answer.layout), format_grouped(near.answer.capacity.requests)});
+  page.table(table);
+}
+
+void add_plots(HtmlReport& page, const Plan& plan, const Plan* against) {
+  page.plot(frontier_plot(plan, against));
+  page.plot(users_plot(plan, against));
+  page.plot(decode_plot(plan));
+  page.heading("Memory");
+  page.plot(memory_plot(plan));
+  page.plot(history_plot(plan));
+  page.plot(capacity_plot(plan, against));
+  page.plot(prefix_plot(plan));
+  page.heading("Prefill");
+  page.plot(prefill_split_plot(plan));
+  page.plot(prefill_time_plot(plan, against));
+  page.plot(mechanism_prefill_plot(plan));
+  page.heading("Attention mechanisms on this model's shape");
+  page.plot(mechanism_cache_plot(plan));
+  page.plot(mechanism_decode_plot(plan));
+  page.heading("Speculation");
+  page.plot(speculation_length_plot(plan));
+  page.plot(speculation_users_plot(plan));
+}
+
+}  // namespace
+
+std::string plan_html(const Plan& plan, const Plan* against) {
+  const Scenario& s = plan.scenario;
+  HtmlReport page("Plan for " + s.model, subtitle(s));
+  if (plan.chosen() == nullptr) {
+    add_missing(page, plan);
+    if (against != nullptr) page.table(comparison_table(plan, *against));
+    return page.html();
+  }
+  const LayoutAnswer& chosen = *plan.chosen();
+  page.tiles(tiles_of(s, chosen));
+  if (against != nullptr) page.table(comparison_table(plan, *against));
+  add_plots(page, plan, against != nullptr && against->chosen() != nullptr ? against : nullptr);
+  page.heading("Numbers");
+  if (chosen.point) page.table(changes_table(s, chosen));
+  if (plan.calibration != nullptr) page.table(calibration_table(*plan.calibration));
+  page.table(ladder_table(chosen));
+  page.table(frontier_table(plan.answer));
+  const int64_t users = chosen.point ? chosen.point->users : 1;
+  const DecodeStep decode = decode_of(s, chosen.layout, users);
+  page.table(parts_table(fmt::format("A decode step of {} users", users), decode.parts(), decode.stage_seconds, s.machine.hw));
+  const int64_t requests = prefill_batch_requests(s, chosen.layout, users);
+  const PrefillTime prefill = prefill_of(s, chosen.layout, requests);
+  page.table(parts_table(fmt::format("A prefill of {} prompts", requests), prefill.parts(), prefill.seconds, s.machine.hw));
+  page.paragraph(fmt::format("Times come from an analytical model; measured ones lie between {:.2f} and {:.2f} times them ({}).", s.band.low, s.band.high, s.band.source));
+  return page.html();
+}
+
+}  // namespace k3::plan
