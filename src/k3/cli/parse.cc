@@ -21,6 +21,7 @@
 #include "k3/cli/exit_codes.h"
 #include "k3/cli/loadgen/loadgen_options.h"
 #include "k3/cli/plan/plan_options.h"
+#include "k3/cli/plan/sim_options.h"
 #include "k3/cli/serve/serve_options.h"
 #include "k3/cli/version.h"
 #include "k3/ops/cpu/isa.h"
@@ -155,6 +156,7 @@ struct AllOptions {
   TrainOptions train;
   ExportOptions exporting;
   PlanOptions plan;
+  SimOptions sim;
 };
 
 template <class Options>
@@ -487,6 +489,7 @@ int cli_main(int argc, const char* const* argv) {
   add_data_commands(app, options.train_tokenizer, options.prepare, status);
   add_train_commands(app, options.train, options.exporting, status);
   add_plan_command(app, options.plan, status);
+  add_sim_command(app, options.sim, status);
   if (is_unknown_command(app, argc, argv)) {
     return finish(fail(Code::invalid_argument, "no command '{}'; 'k3 --help' lists them", utf8_repair(argv[1])));
   }

@@ -6,7 +6,7 @@
 
 namespace k3::plan {
 
-Cell::Cell(const Scenario& scenario, const Workload& workload, std::span<const uint64_t> affinity, int32_t number,
+Cell::Cell(const SimScenario& scenario, const Workload& workload, std::span<const uint64_t> affinity, int32_t number,
            std::vector<SimRecord>& records)
     : scenario_(scenario), workload_(workload), affinity_(affinity), number_(number), records_(records) {}
 

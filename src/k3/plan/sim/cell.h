@@ -21,7 +21,7 @@ namespace k3::plan {
 class Cell {
  public:
   // affinity: of each request, which engine of several should have it.
-  Cell(const Scenario& scenario, const Workload& workload, std::span<const uint64_t> affinity, int32_t number,
+  Cell(const SimScenario& scenario, const Workload& workload, std::span<const uint64_t> affinity, int32_t number,
        std::vector<SimRecord>& records);
 
   Status open();
@@ -80,7 +80,7 @@ class Cell {
   double horizon(const SimEngine& engine, double until) const;
   double cost_of(SimEngine& engine, int32_t index) const;
 
-  const Scenario& scenario_;
+  const SimScenario& scenario_;
   const Workload& workload_;
   std::span<const uint64_t> affinity_;
   int32_t number_;

@@ -20,11 +20,11 @@ uint64_t mix(uint64_t value) {
   return value ^ (value >> 33);
 }
 
-bool affinity_needed(const Scenario& s) { return s.replicas > 1 || s.prefill_engines > 1 || s.decode_engines > 1; }
+bool affinity_needed(const SimScenario& s) { return s.replicas > 1 || s.prefill_engines > 1 || s.decode_engines > 1; }
 
 class Fleet {
  public:
-  Fleet(const Scenario& scenario, const Workload& workload, SimResult& result)
+  Fleet(const SimScenario& scenario, const Workload& workload, SimResult& result)
       : scenario_(scenario), workload_(workload), result_(result), affinity_(affinity_needed(scenario) ? affinity_of(workload) : std::vector<uint64_t>(workload.requests.size())), pool_(scenario.threads) {}
 
   Status run(const std::function<void(double)>& progress) {
@@ -141,7 +141,7 @@ class Fleet {
     summarise(scenario_, workload_, &result_);
   }
 
-  const Scenario& scenario_;
+  const SimScenario& scenario_;
   const Workload& workload_;
   SimResult& result_;
   std::vector<uint64_t> affinity_;
@@ -170,7 +170,7 @@ Status check_engine(const EngineSettings& e, const char* what) {
 
 }  // namespace
 
-Status validate(const Scenario& s) {
+Status validate(const SimScenario& s) {
   K3_TRY(check_engine(s.engine, s.prefill_engines > 0 ? "prefill engine" : "engine"));
   if (s.prefill_engines > 0 || s.decode_engines > 0) {
     if (s.prefill_engines < 1 || s.decode_engines < 1) return fail(Code::invalid_argument, "P/D needs prefill and decode engines, not {} and {}", s.prefill_engines, s.decode_engines);
@@ -229,7 +229,7 @@ std::vector<uint64_t> affinity_of(const Workload& workload) {
   return out;
 }
 
-Result<SimResult> simulate(const Scenario& scenario, const Workload& workload, const std::function<void(double)>& progress) {
+Result<SimResult> simulate(const SimScenario& scenario, const Workload& workload, const std::function<void(double)>& progress) {
   K3_TRY(validate(scenario));
   if (workload.requests.empty()) return fail(Code::invalid_argument, "no requests");
   const bool recorded = scenario.pacing == SimPacing::recorded || scenario.pacing == SimPacing::recorded_order;

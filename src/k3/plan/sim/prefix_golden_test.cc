@@ -18,7 +18,7 @@ void expect_golden(const std::string& trace, std::string_view policy, const Json
   TraceWorkload cut;
   cut.max_output = 1;  // answers are not cached
   const Workload workload = test::workload_of(test::unpacked(trace + ".zst"), cut);
-  Scenario s = test::small_scenario(kPages, std::make_shared<test::RoundClock>(), kBlock);
+  SimScenario s = test::small_scenario(kPages, std::make_shared<test::RoundClock>(), kBlock);
   s.engine.policy = checkpoint_policy(policy, kBlock).value();
   s.pacing = SimPacing::sequential;
   const SimResult result = simulate(s, workload).value();

@@ -46,7 +46,7 @@ class TimedTier final : public cache::CacheTier {
 
 SimEngine::~SimEngine() = default;
 
-Result<std::unique_ptr<SimEngine>> SimEngine::create(const Scenario& scenario, const EngineSettings& settings, Role role) {
+Result<std::unique_ptr<SimEngine>> SimEngine::create(const SimScenario& scenario, const EngineSettings& settings, Role role) {
   std::unique_ptr<SimEngine> engine(new SimEngine(scenario, settings, role));
   K3_TRY(engine->open());
   return engine;

@@ -22,7 +22,7 @@ class SimEngine {
  public:
   enum class Role { both, prefill, decode };
 
-  static Result<std::unique_ptr<SimEngine>> create(const Scenario& scenario, const EngineSettings& settings, Role role);
+  static Result<std::unique_ptr<SimEngine>> create(const SimScenario& scenario, const EngineSettings& settings, Role role);
   ~SimEngine();
 
   Role role() const { return role_; }
@@ -48,7 +48,7 @@ class SimEngine {
   int64_t fetched_bytes() const;  // from all tiers, so far
 
  private:
-  SimEngine(const Scenario& scenario, const EngineSettings& settings, Role role) : scenario_(scenario), settings_(settings), role_(role) {}
+  SimEngine(const SimScenario& scenario, const EngineSettings& settings, Role role) : scenario_(scenario), settings_(settings), role_(role) {}
   Status open();
   size_t class_of(int64_t prompt_tokens) const;
 
@@ -58,7 +58,7 @@ class SimEngine {
     uint64_t order = 0;
   };
 
-  const Scenario& scenario_;
+  const SimScenario& scenario_;
   const EngineSettings& settings_;
   Role role_;
   std::unique_ptr<SimExecutor> executor_;

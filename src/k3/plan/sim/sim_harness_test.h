@@ -35,9 +35,9 @@ class FussyClock final : public plan::StepClock {
 // Two MLA layers and six of KDA in three groups; blocks of so many tokens.
 inline cache::CacheShape small_shape(int64_t block_tokens = 128) { return cache::make_shape({2, 6, 5000, 100, 8}, {}, block_tokens).value(); }
 
-inline plan::Scenario small_scenario(int64_t pages, std::shared_ptr<const plan::StepClock> clock = std::make_shared<RoundClock>(),
+inline plan::SimScenario small_scenario(int64_t pages, std::shared_ptr<const plan::StepClock> clock = std::make_shared<RoundClock>(),
                                      int64_t block_tokens = 128) {
-  plan::Scenario s;
+  plan::SimScenario s;
   s.engine.shape = small_shape(block_tokens);
   s.engine.pool_bytes = pages * s.engine.shape.page_bytes;
   s.engine.core.block_tokens = block_tokens;

@@ -76,7 +76,7 @@ double SimSummary::matched_ratio() const {
 
 namespace {
 
-void count_record(const Scenario& scenario, const SimRecord& r, SimSummary* s) {
+void count_record(const SimScenario& scenario, const SimRecord& r, SimSummary* s) {
   switch (r.outcome) {
     case SimOutcome::done: ++s->done; break;
     case SimOutcome::cut: ++s->cut; break;
@@ -100,7 +100,7 @@ void count_record(const Scenario& scenario, const SimRecord& r, SimSummary* s) {
 
 }  // namespace
 
-void summarise(const Scenario& scenario, const Workload& workload, SimResult* result) {
+void summarise(const SimScenario& scenario, const Workload& workload, SimResult* result) {
   SimSummary& s = result->summary;
   s.requests = static_cast<int64_t>(result->records.size());
   std::vector<double> ttft, tpot, queue, e2e;

@@ -13,7 +13,7 @@
 
 #include "k3/base/report/quantile.h"
 #include "k3/cache/hybrid_cache.h"
-#include "k3/plan/sim/scenario.h"
+#include "k3/plan/sim/sim_scenario.h"
 #include "k3/plan/sim/workload.h"
 
 namespace k3::plan {
@@ -96,6 +96,6 @@ struct SimResult {
   std::string first_refusal;  // the message of the first request that could never run
 };
 
-void summarise(const Scenario& scenario, const Workload& workload, SimResult* result);
+void summarise(const SimScenario& scenario, const Workload& workload, SimResult* result);
 
 }  // namespace k3::plan

@@ -58,7 +58,7 @@ struct RecordedRequest {
 
 enum class Routing { affinity, round_robin };
 
-struct Scenario {
+struct SimScenario {
   std::string name;
   EngineSettings engine;  // with prefill_engines: those that prefill
   EngineSettings decode;  // used when there are prefill_engines
@@ -87,6 +87,6 @@ struct Scenario {
   bool repeats = true;  // steps that cannot differ are computed together; off: for tests
 };
 
-Status validate(const Scenario& scenario);
+Status validate(const SimScenario& scenario);
 
 }  // namespace k3::plan

@@ -1,0 +1,127 @@
+// k3 sim: options to a simulation, the tables, the files.
+#include <cmath>
+
+#include "k3/base/file.h"
+#include "k3/base/progress.h"
+#include "k3/base/report/axis.h"
+#include "k3/base/units.h"
+#include "k3/cli/common.h"
+#include "k3/cli/plan/sim_setup.h"
+#include "k3/plan/report/sim_report.h"
+#include "k3/plan/sim/fleet.h"
+#include "k3/plan/sim/policies.h"
+
+namespace k3::cli {
+namespace {
+
+using plan::SimSummary;
+using report::unit_text;
+
+constexpr int64_t kMostOtherBytes = int64_t{1} << 30;
+
+std::string seconds_text(double value) { return std::isfinite(value) ? unit_text(value, Unit::seconds) : "-"; }
+
+void latency_rows(Table& table, const SimSummary& s) {
+  const auto row = [&](const char* name, const Spread& x) {
+    if (x.count == 0) return;
+    table.row({name, seconds_text(x.mean), seconds_text(x.p50), seconds_text(x.p90), seconds_text(x.p95), seconds_text(x.p99), seconds_text(x.max)});
+  };
+  row("TTFT", s.ttft);
+  row("TPOT", s.tpot);
+  row("waiting", s.queue);
+  row("end to end", s.e2e);
+}
+
+std::string reasons_text(const SimSummary& s) {
+  std::string out;
+  for (int i = 0; i < 6; ++i) {
+    if (s.by_reason[i] == 0) continue;
+    const std::string_view name = i == 5 ? std::string_view("idle") : cache::hit_limit_name(static_cast<cache::HitLimit>(i));
+    out += fmt::format("{}{} {}", out.empty() ? "" : ", ", name, format_grouped(s.by_reason[i]));
+  }
+  return out;
+}
+
+std::string tables(const SimSetup& setup, const plan::SimReport& report) {
+  const SimSummary& s = report.result.summary;
+  std::string out = report.subtitle + "\n";
+  out += fmt::format("{} of {} requests done in {}{}{}{}\n\n", format_grouped(s.done), format_grouped(s.requests), format_seconds(s.seconds),
+                     s.cut > 0 ? fmt::format(", {} cut short", format_grouped(s.cut)) : "", s.refused > 0 ? fmt::format(", {} refused", format_grouped(s.refused)) : "",
+                     s.not_sent > 0 ? fmt::format(", {} not sent", format_grouped(s.not_sent)) : "");
+  Table latency({"", "mean", "p50", "p90", "p95", "p99", "max"});
+  latency_rows(latency, s);
+  out += latency.text() + "\n";
+  const double output = s.seconds > 0 ? static_cast<double>(s.generated_tokens) / s.seconds : 0;
+  out += fmt::format("prompts      {} tokens, {:.2f} % skipped ({:.2f} % matched)\n", format_grouped(s.prompt_tokens), 100 * s.hit_ratio(), 100 * s.matched_ratio());
+  out += fmt::format("output       {} tokens, {} a second{}\n", format_grouped(s.generated_tokens), unit_text(output, Unit::count),
+                     setup.gpus > 0 ? fmt::format(", {} a second and GPU", unit_text(output / static_cast<double>(setup.gpus), Unit::count)) : "");
+  out += fmt::format("cut by       {}\n", reasons_text(s));
+  out += fmt::format("checkpoints  {} at most, {}\n", format_grouped(s.most_checkpoints), unit_text(s.checkpoint_bytes, Unit::bytes));
+  out += fmt::format("evicted      {} pages, {} checkpoints; {} preemptions\n", format_grouped(s.cache.evicted_pages), format_grouped(s.cache.evicted_checkpoints),
+                     format_grouped(s.preemptions));
+  if (s.fetched_bytes > 0) out += fmt::format("fetched      {} from tiers\n", unit_text(static_cast<double>(s.fetched_bytes), Unit::bytes));
+  if (s.restarts > 0) out += fmt::format("restarts     {}, {} tokens lost\n", format_grouped(s.restarts), format_grouped(s.lost_tokens));
+  if (report.scenario.slo_ttft_seconds > 0 || report.scenario.slo_tpot_seconds > 0) {
+    out += fmt::format("objective    {} of {} requests, {:.3g} a second\n", format_grouped(s.within_slo), format_grouped(s.requests), s.goodput_per_second());
+  }
+  if (!report.policies.empty()) {
+    Table policies({"policy", "skipped", "checkpoints", "bytes", "TTFT p50", "TTFT p95", "TPOT p50"});
+    for (const plan::PolicyPoint& p : report.policies) {
+      policies.row({p.policy, fmt::format("{:.2f} %", 100 * p.summary.hit_ratio()), format_grouped(p.summary.most_checkpoints), unit_text(p.summary.checkpoint_bytes, Unit::bytes),
+                    seconds_text(p.summary.ttft.p50), seconds_text(p.summary.ttft.p95), seconds_text(p.summary.tpot.p50)});
+    }
+    out += "\n" + policies.text();
+  }
+  return out;
+}
+
+Result<plan::SimResult> run_one(const SimSetup& setup, const char* what) {
+  Progress bar(what, 1000, "");
+  auto result = plan::simulate(setup.scenario, setup.workload, [&](double share) { bar.update(static_cast<int64_t>(1000 * share)); });
+  bar.finish();
+  return result;
+}
+
+Status write_files(const SimOptions& o, const plan::SimReport& report) {
+  if (!o.json.empty() && o.json != "-") K3_TRY(write_file(o.json, plan::sim_json(report)));
+  if (!o.csv.empty()) K3_TRY(write_file(o.csv, plan::sim_csv(report)));
+  if (!o.html.empty()) K3_TRY(write_file(o.html, plan::sim_html(report)));
+  for (const std::string& file : {o.json, o.csv, o.html}) {
+    if (!file.empty() && file != "-") note("k3: wrote " + file);
+  }
+  return {};
+}
+
+}  // namespace
+
+Status sim_command(const SimOptions& o) {
+  std::optional<plan::SimDigest> against;
+  if (!o.against.empty()) {
+    K3_TRY_ASSIGN(const std::string text, read_file(o.against, kMostOtherBytes));
+    K3_TRY_ASSIGN(against, plan::parse_other(text).with_context(o.against));
+  }
+  K3_TRY_ASSIGN(SimSetup setup, sim_setup(o));
+  std::vector<std::string> names;
+  if (!o.policies.empty()) {
+    K3_TRY_ASSIGN(names, plan::policy_names(o.policies, setup.scenario.engine.core.block_tokens));
+  }
+  std::vector<plan::PolicyPoint> policies;
+  for (const std::string& name : names) {
+    SimOptions other = o;
+    other.policy = name;
+    K3_TRY_ASSIGN(const SimSetup one, sim_setup(other));
+    K3_TRY_ASSIGN(const plan::SimResult result, run_one(one, name.c_str()));
+    policies.push_back({name, result.summary});
+  }
+  K3_TRY_ASSIGN(const plan::SimResult result, run_one(setup, "simulation"));
+  const plan::SimReport report{fmt::format("Simulation: {}", setup.scenario.name), setup.subtitle, setup.settings, setup.scenario, setup.workload, result,
+                               std::move(policies), std::move(against)};
+  print_out(o.json == "-" ? plan::sim_json(report) + "\n" : tables(setup, report));
+  if (!setup.clock_note.empty()) note("k3: clock: " + setup.clock_note);
+  if (!result.first_refusal.empty()) note("k3: refused: " + result.first_refusal);
+  K3_TRY(write_files(o, report));
+  if (result.summary.done + result.summary.cut == 0) return fail(Code::invalid_argument, "no request was answered; {}", result.first_refusal);
+  return {};
+}
+
+}  // namespace k3::cli

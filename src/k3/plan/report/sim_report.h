@@ -1,0 +1,55 @@
+// Purpose:  what a simulation is told as: JSON and CSV for programs, one HTML page, and the part of another run's JSON that a
+//           comparison needs.
+// Shapes:   quantiles at 0, 1, .. 100 %.
+// Units:    seconds, tokens, pages, bytes, as the field names say.
+// Memory:   the text; views of the results.
+// Threads:  pure functions.
+// Errors:   parse_other: invalid_argument naming the field.
+// Source:   docs/simulator.md names the fields.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "k3/plan/sim/sim_result.h"
+
+namespace k3::plan {
+
+// What a comparison needs of a run.
+struct SimDigest {
+  std::string name;
+  double hit_ratio = 0, seconds = 0, goodput_per_second = 0, output_per_second = 0;
+  int64_t done = 0, preemptions = 0;
+  std::vector<double> ttft, tpot;  // quantiles in percent steps; empty: none
+  double series_step = 0;
+  std::vector<double> queued, running;
+};
+SimDigest digest_of(const SimResult& result);
+Result<SimDigest> parse_other(std::string_view json);
+
+// One checkpoint policy of several on the same requests.
+struct PolicyPoint {
+  std::string policy;
+  SimSummary summary;
+};
+
+struct SimReport {
+  std::string title, subtitle;
+  std::vector<std::pair<std::string, std::string>> settings;
+  const SimScenario& scenario;
+  const Workload& workload;
+  const SimResult& result;
+  std::vector<PolicyPoint> policies;
+  std::optional<SimDigest> against;
+};
+
+inline constexpr size_t kMostJsonRequests = 100'000;  // a longer list is left out: --csv has them all
+
+std::string sim_json(const SimReport& report);
+std::string sim_csv(const SimReport& report);
+std::string sim_html(const SimReport& report);
+
+}  // namespace k3::plan

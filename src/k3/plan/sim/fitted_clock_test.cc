@@ -1,0 +1,83 @@
+#include "k3/plan/sim/fitted_clock.h"
+
+#include <gmock/gmock.h>
+
+#include <cmath>
+
+namespace k3::plan {
+namespace {
+
+using testing::HasSubstr;
+
+// Weights read once for up to 16 tokens, then a cost for each; decodes read histories.
+double law(const StepPoint& p) {
+  const auto tokens = static_cast<double>(p.decode_rows + p.new_tokens);
+  return 2e-3 * std::min(tokens, 16.0) + 1e-4 * tokens + 3e-8 * static_cast<double>(p.decode_history_tokens) + 5e-10 * p.key_pairs;
+}
+
+std::vector<StepPoint> measured() {
+  std::vector<StepPoint> points;
+  for (const int64_t rows : {1, 2, 4, 8, 16, 32}) {
+    for (const int64_t history : {100, 2000}) points.push_back({rows, rows * history, 0, 0, 0, 0});
+  }
+  for (const int64_t tokens : {8, 64, 256, 1024}) points.push_back({0, 0, 1, tokens, static_cast<double>(tokens * tokens) / 2, 0});
+  for (StepPoint& p : points) p.seconds = law(p);
+  return points;
+}
+
+TEST(FittedClock, FindsALawThatItCanSay) {
+  const auto clock = FittedClock::fit(measured()).value();
+  EXPECT_LT(clock->largest_error(), 1e-6);
+  const std::vector<StepPart> parts = {{1, 500, true}, {1, 900, true}, {1, 50, true}, {48, 16, false}};
+  EXPECT_NEAR(clock->step_seconds(parts), law(step_point(parts, 0)), 0.02 * law(step_point(parts, 0)));
+  const auto later = FittedClock::fit(measured(), 0.5).value();
+  EXPECT_NEAR(later->step_seconds(parts) - clock->step_seconds(parts), 0.5, 1e-9);
+}
+
+TEST(FittedClock, NeverRunsBackwards) {
+  std::vector<StepPoint> points = measured();
+  for (size_t i = 0; i < points.size(); ++i) points[i].seconds *= i % 2 == 0 ? 1.3 : 0.7;  // noise
+  const auto clock = FittedClock::fit(points).value();
+  double last = 0;
+  for (int64_t tokens = 1; tokens < 3000; tokens = tokens * 3 / 2 + 1) {
+    const StepPart part{tokens, 0, false};
+    const double seconds = clock->step_seconds(std::span(&part, 1));
+    EXPECT_GE(seconds, last);
+    last = seconds;
+  }
+  EXPECT_GT(last, 0);
+}
+
+TEST(FittedClock, RefusesWhatIsNoMeasurement) {
+  EXPECT_FALSE(FittedClock::fit({}).ok());
+  EXPECT_THAT(FittedClock::fit({{1, 10, 0, 0, 0, 0}}).error().message, HasSubstr("point 0"));
+  EXPECT_FALSE(FittedClock::fit({{1, 10, 0, 0, 0, NAN}}).ok());
+  EXPECT_FALSE(FittedClock::fit({{0, 0, 0, 0, 0, 1}}).ok());
+  EXPECT_FALSE(FittedClock::fit(measured(), -1).ok());
+}
+
+TEST(FittedClock, ReadsPointsAndBenchResults) {
+  const auto points = parse_points(R"({"points":[{"decode_rows":4,"decode_history_tokens":800,"seconds":0.02}]})").value();
+  EXPECT_EQ(points[0].decode_rows, 4);
+  const auto bench = parse_points(R"({"results":[
+    {"test":"prefill","tokens":512,"depth":0,"batch":1,"threads":2,"seconds":[0.3,0.5,0.4]},
+    {"test":"decode","tokens":64,"depth":1000,"batch":8,"threads":2,"seconds":[6.4,6.4]}]})").value();
+  EXPECT_EQ(bench[0].new_tokens, 512);
+  EXPECT_DOUBLE_EQ(bench[0].seconds, 0.4);
+  EXPECT_DOUBLE_EQ(bench[0].key_pairs, 512.0 * 256);
+  EXPECT_EQ(bench[1].decode_rows, 8);
+  EXPECT_EQ(bench[1].decode_history_tokens, 8 * 1032);
+  EXPECT_DOUBLE_EQ(bench[1].seconds, 0.1);
+  const auto message = [](const char* json) { return parse_points(json).error().message; };
+  EXPECT_THAT(message("{}"), HasSubstr("points"));
+  EXPECT_THAT(message(R"({"points":[]})"), HasSubstr("empty list"));
+  EXPECT_THAT(message(R"({"points":[{"seconds":1},3]})"), HasSubstr("points[1]"));
+  EXPECT_THAT(message(R"({"points":[{"decode_rows":1}]})"), HasSubstr("points[0]: seconds"));
+  EXPECT_THAT(message(R"({"points":[{"decode_rows":-1,"seconds":1}]})"), HasSubstr("decode_rows"));
+  EXPECT_THAT(message(R"({"results":[{"test":"other","seconds":[1]}]})"), HasSubstr("results[0]: test"));
+  EXPECT_THAT(message(R"({"results":[{"test":"decode","tokens":1,"batch":1,"threads":1,"seconds":[1]},{"test":"decode","tokens":1,"batch":1,"threads":2,"seconds":[1]}]})"),
+              HasSubstr("threads: 2 after 1"));
+}
+
+}  // namespace
+}  // namespace k3::plan
