@@ -84,7 +84,7 @@ TEST(Plan, WritesAPage) {
   const std::string html = file_text(path);
   EXPECT_EQ(k3::test::xml_problem(html.substr(html.find('\n') + 1)), "");
   for (const char* word : {"Throughput against the speed of a user", "History of a request", "Where the time of a prefill goes", "by mechanism", "Speculation",
-                           "The two scenarios", "What a reused prefix saves"}) {
+                           "The two scenarios", "A prompt whose prefix is reused"}) {
     EXPECT_THAT(html, HasSubstr(word));
   }
   EXPECT_THAT(html, Not(HasSubstr("nan")));

@@ -1,7 +1,6 @@
 // What k3 serve is started with, and what of a plan it cannot do yet. It takes one GPU (or a CPU); every option here is one it has.
 #include <algorithm>
 
-#include "k3/base/units.h"
 #include "k3/cli/plan/plan_text.h"
 
 namespace k3::cli {
@@ -58,8 +57,8 @@ std::string launch_text(const PlanSetup& setup, const plan::LayoutAnswer& chosen
     for (const std::string& gap : gaps) out += "  - " + gap + "\n";
   }
   if (!one_gpu) {
-    out += fmt::format("What it can do today is one GPU with the experts that do not fit in host memory; that is not what was planned above:\n  {} --vram {}\n",
-                       command_of(setup, chosen), format_bytes(static_cast<int64_t>(s.machine.hw.memory_bytes * 0.9)));
+    out += fmt::format("What it can do today is one GPU with the experts that do not fit in host memory; that is not what was planned above:\n  {} --vram {}GB\n",
+                       command_of(setup, chosen), static_cast<int64_t>(s.machine.hw.memory_bytes * 0.9 / 1e9));
   }
   return out + kernels_text(s.machine.hw);
 }

@@ -1,9 +1,11 @@
 #include "k3/cli/plan/plan_text.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "k3/base/report/axis.h"
 #include "k3/base/units.h"
+#include "k3/base/utf8.h"
 #include "k3/cli/common.h"
 #include "k3/plan/cost/prefix.h"
 #include "k3/plan/cost/speculation.h"
@@ -23,6 +25,28 @@ std::string count(double value) {
 }
 std::string percent(double share) { return fmt::format("{:.0f} %", 100 * share); }
 std::string signed_percent(double share) { return fmt::format("{:+.1f} %", 100 * share); }
+std::string whole_percent(double share) { return fmt::format("{:+} %", std::lround(100 * share)); }
+
+// A table whose text columns are set left.
+std::string columns(const std::vector<std::vector<std::string>>& rows, const std::vector<size_t>& left) {
+  std::vector<size_t> widths;
+  const auto width = [](const std::string& text) { return static_cast<size_t>(utf8_length(text)); };
+  for (const auto& row : rows) {
+    widths.resize(std::max(widths.size(), row.size()));
+    for (size_t c = 0; c < row.size(); ++c) widths[c] = std::max(widths[c], width(row[c]));
+  }
+  std::string out;
+  for (const auto& row : rows) {
+    for (size_t c = 0; c < row.size(); ++c) {
+      const std::string pad(widths[c] - width(row[c]), ' ');
+      const bool is_left = std::find(left.begin(), left.end(), c) != left.end();
+      out += (c > 0 ? "  " : "") + (is_left ? row[c] + pad : pad + row[c]);
+    }
+    out.erase(out.find_last_not_of(' ') + 1);
+    out += '\n';
+  }
+  return out;
+}
 
 void line(std::string& out, std::string_view name, std::string_view value) { out += fmt::format("{:<13}{}\n", name, value); }
 
@@ -106,38 +130,39 @@ std::string_view effort_text(plan::Effort effort) {
   switch (effort) {
     case plan::Effort::layout: return "layout";
     case plan::Effort::engine: return "engine";
-    case plan::Effort::numerics: return "numerics (check quality)";
-    case plan::Effort::draft: return "a draft model";
-    case plan::Effort::hardware: break;
+    case plan::Effort::numerics: return "numerics";
+    case plan::Effort::draft: return "draft model";
+    case plan::Effort::more_gpus: return "more GPUs";
+    case plan::Effort::other_gpus: break;
   }
-  return "hardware";
+  return "other GPUs";
 }
 
 std::string changes_text(const Scenario& s, const LayoutAnswer& chosen) {
   const std::vector<plan::Change> changes = next_changes(s, chosen);
-  if (changes.empty()) return "nothing that the planner knows gains 3 %";
-  std::string text;
+  if (changes.empty()) return "\nnext: nothing that the planner knows gains 3 %\n";
+  std::vector<std::vector<std::string>> rows = {{"next change", "effort", "layout", "users", "TPOT p50", "tokens/s/GPU", "gain", ""}};
   for (const plan::Change& change : changes) {
     const UserPoint& p = *change.answer.point;
-    text += fmt::format("{}{}: {}; {} users, TPOT p50 {}, {} tokens/s/GPU ({}) [{}]", text.empty() ? "" : fmt::format("\n{:<13}", ""), change.what,
-                        layout_text(change.answer.layout), format_grouped(p.users), time(p.tpot_p50), count(p.tokens_per_second_gpu),
-                        signed_percent(p.tokens_per_second_gpu / chosen.point->tokens_per_second_gpu - 1), effort_text(change.effort));
-    if (change.meets && !chosen.point->meets) text += ", meets the objective";
+    rows.push_back({change.what, std::string(effort_text(change.effort)), layout_text(change.answer.layout), format_grouped(p.users), time(p.tpot_p50),
+                    count(p.tokens_per_second_gpu), whole_percent(p.tokens_per_second_gpu / chosen.point->tokens_per_second_gpu - 1),
+                    change.meets && !chosen.point->meets ? "meets the objective" : ""});
   }
-  return text;
+  return "\n" + columns(rows, {0, 1, 2, 7});
 }
 
 std::string prefix_text(const Scenario& s, const LayoutAnswer& chosen) {
   using plan::PrefixPlace;
   const plan::Deployment d = deployment_of(s, chosen.layout);
   const int64_t prefix = s.load.hit > 0 ? s.load.hit_tokens() : s.load.input_tokens;
-  std::string text = fmt::format("{} reused tokens save", format_grouped(prefix));
+  std::string saved, least;
   for (const auto& [place, name] : {std::pair(PrefixPlace::hbm, "GPU"), std::pair(PrefixPlace::host, "host"), std::pair(PrefixPlace::network, "network")}) {
     const plan::PrefixBenefit b = prefix_benefit(d, place, prefix, 1024);
-    text += fmt::format("{} {} from the {} (pays from {} tokens)", place == PrefixPlace::hbm ? "" : ",", time(b.saved_seconds), name,
-                        format_grouped(std::max<int64_t>(1, static_cast<int64_t>(std::ceil(b.break_even_tokens)))));
+    saved += fmt::format("{}{} from the {}", saved.empty() ? "" : ", ", time(b.saved_seconds), name);
+    least += (least.empty() ? "" : ", ") + format_grouped(std::max<int64_t>(1, static_cast<int64_t>(std::ceil(b.break_even_tokens))));
   }
-  return text + fmt::format("; a checkpoint is {}", format_bytes(static_cast<int64_t>(fixed_bytes(s.counts, s.precision))));
+  return fmt::format("{} reused tokens save {}\n{:<13}they pay from {} tokens on; a checkpoint is {}", format_grouped(prefix), saved, "", least,
+                     format_bytes(static_cast<int64_t>(fixed_bytes(s.counts, s.precision))));
 }
 
 std::string draft_text(const Scenario& s, const LayoutAnswer& chosen) {
@@ -188,14 +213,13 @@ std::string answer_text(const PlanSetup& setup, const plan::Answer& answer) {
   out += "\n" + latency_table(s, p) + "\n";
   line(out, "throughput", throughput_text(s, p));
   const plan::Bindings b = bindings_of(s, chosen);
-  line(out, "binds", fmt::format("decode: {}; prefill: {}; prefills are {} of the time{}", binding_text(b.decode), binding_text(b.prefill),
-                                 percent(p.prefill_share), b.memory_stops_users ? "; memory stops further users" : ""));
+  line(out, "binds", fmt::format("decode: {}; prefill: {}", binding_text(b.decode), binding_text(b.prefill)));
+  line(out, "", fmt::format("prefills are {} of the time{}", percent(p.prefill_share), b.memory_stops_users ? "; memory stops further users" : ""));
   if (s.draft.tokens > 0) line(out, "speculation", draft_text(s, chosen));
   line(out, "prefix cache", prefix_text(s, chosen));
-  line(out, "next", changes_text(s, chosen));
   out += "\n" + ladder_text(s, chosen);
-  return out + fmt::format("\nband: {} to {} times the model's time; {}\n", fmt::format("{:.2f}", s.band.low), fmt::format("{:.2f}", s.band.high),
-                           s.band.source);
+  out += changes_text(s, chosen);
+  return out + fmt::format("\nband: {:.2f} to {:.2f} times the model's time: {}\n", s.band.low, s.band.high, s.band.source);
 }
 
 std::string missing_text(const PlanSetup& setup, const plan::Missing& m) {
@@ -302,34 +326,34 @@ std::string against_text(const PlanSetup& first, const plan::Answer& first_answe
 
 std::string calibration_text(const plan::Calibration& c) {
   std::string out = "\ncalibration\n";
-  Table points({"measured", "time", "model before", "after", "error", "unseen", "it moved"});
+  std::vector<std::vector<std::string>> points = {{"measured", "time", "model before", "after", "error", "unseen", "it moved"}};
   for (const plan::CalibrationRow& row : c.rows) {
     const double seconds = row.point.seconds;
-    points.row({row.point.name, time(seconds), time(row.before), time(row.after), signed_percent(row.after / seconds - 1), signed_percent(row.unseen / seconds - 1),
+    points.push_back({row.point.name, time(seconds), time(row.before), time(row.after), signed_percent(row.after / seconds - 1), signed_percent(row.unseen / seconds - 1),
                 row.moved.empty() ? "nothing" : fmt::format("{} x {:.2f}", row.moved, row.moved_by)});
   }
   Table factors({"constant", "before", "after", "factor"});
   for (const plan::CalibrationFactor& f : c.factors) {
     factors.row({f.constant, fmt::format("{:.4g}", f.before), fmt::format("{:.4g}", f.after), fmt::format("{:.2f}", f.after / f.before)});
   }
-  return out + points.text() + "unseen: by a fit without that point; it makes the band\n\n" + factors.text();
+  return out + columns(points, {0, 6}) + "unseen: by a fit without that point; it makes the band\n\n" + factors.text();
 }
 
 std::string check_text(const plan::Check& check) {
-  Table table({"measurement", "source", "measured", "model", "error", ""});
+  std::vector<std::vector<std::string>> rows = {{"measurement", "measured", "model", "error", "source", ""}};
   for (const plan::CheckRow& row : check.rows) {
     const plan::Measurement& m = row.measurement;
     const auto value = [&](double v) { return is_time(m.quantity) ? time(v) : count(v); };
     std::string why = m.fitted ? "fitted" : "";
     if (!m.assumed.empty()) why += (why.empty() ? "" : "; ") + std::string("not published: ") + m.assumed;
     if (!m.note.empty()) why += (why.empty() ? "" : "; ") + m.note;
-    table.row({m.name, m.source, value(m.measured), value(row.predicted), signed_percent(row.error), why});
+    rows.push_back({m.name, value(m.measured), value(row.predicted), signed_percent(row.error), m.source, why});
   }
   const auto summary = [](std::string_view name, const plan::ErrorSummary& s) {
     return fmt::format("{:<38}{:>3} rows  mean |error| {:>5.1f} %  median {:>5.1f} %  from {:+.1f} to {:+.1f} %\n", name, s.rows, 100 * s.mean, 100 * s.median,
                        100 * s.lowest, 100 * s.highest);
   };
-  std::string out = table.text() + "\n";
+  std::string out = columns(rows, {0, 4, 5}) + "\n";
   out += summary("scored (all inputs published)", check.scored);
   out += summary("all out of sample, inputs assumed", check.out_of_sample);
   out += summary("fitted (tests nothing)", check.fitted);
@@ -339,11 +363,11 @@ std::string check_text(const plan::Check& check) {
 }
 
 std::string cells_text(const plan::Machine& machine) {
-  Table table({"cell", "value", "least", "most", "meaning"});
+  std::vector<std::vector<std::string>> rows = {{"cell", "value", "least", "most", "meaning"}};
   for (const plan::CellInfo& cell : cells(machine)) {
-    table.row({cell.name, fmt::format("{:.6g}", cell.value), fmt::format("{:g}", cell.least), fmt::format("{:g}", cell.most), std::string(cell.about)});
+    rows.push_back({cell.name, fmt::format("{:.6g}", cell.value), fmt::format("{:g}", cell.least), fmt::format("{:g}", cell.most), std::string(cell.about)});
   }
-  return fmt::format("{}\n{}", machine.hw.name, table.text());
+  return machine.hw.name + "\n" + columns(rows, {0, 4});
 }
 
 }  // namespace k3::cli

@@ -94,7 +94,7 @@ std::vector<std::pair<Change, Scenario>> candidates(const Scenario& s) {
   if (!s.wish.sp) {
     Scenario sharded = s;
     sharded.wish.sp = true;
-    add(Effort::engine, "residual stream sharded by sequence in prefills (--sp)", std::move(sharded));
+    add(Effort::engine, "residual stream sharded in prefills (--sp)", std::move(sharded));
   }
   Scenario small = s;
   if (s.precision.cache > kFp8Bytes) {
@@ -111,12 +111,12 @@ std::vector<std::pair<Change, Scenario>> candidates(const Scenario& s) {
   if (s.draft.tokens == 0) {
     Scenario drafting = s;
     drafting.draft = {7, published_acceptance().front(), SpeculationScheme::fused};
-    add(Effort::draft, "a draft model, 7 tokens, accepted as on code (--draft 7)", std::move(drafting));
+    add(Effort::draft, "a draft model accepted as on code (--draft 7)", std::move(drafting));
   }
-  if (s.gpus * 2 <= kMostGpus) add(Effort::hardware, fmt::format("{} GPUs instead of {}", s.gpus * 2, s.gpus), with_gpus(s, s.gpus * 2));
+  if (s.gpus * 2 <= kMostGpus) add(Effort::more_gpus, fmt::format("{} GPUs instead of {}", s.gpus * 2, s.gpus), with_gpus(s, s.gpus * 2));
   if (is_shared_machine(s)) {
     for (const std::string& name : machine_names()) {
-      if (name != s.machine.source) add(Effort::hardware, fmt::format("{} {} instead of {}", s.gpus, name, s.machine.source), with_machine(s, name));
+      if (name != s.machine.source) add(Effort::other_gpus, fmt::format("{} {} instead of {}", s.gpus, name, s.machine.source), with_machine(s, name));
     }
   }
   return out;

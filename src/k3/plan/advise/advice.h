@@ -46,7 +46,7 @@ Missing missing_of(const Scenario& scenario, const Answer& answer);
 // The fewest GPUs of the scenario's machine that hold a request, up to `most`; 0: none.
 int64_t fewest_gpus(const Scenario& scenario, int64_t most);
 
-enum class Effort { layout, engine, numerics, draft, hardware };  // cheapest first
+enum class Effort { layout, engine, numerics, draft, more_gpus, other_gpus };  // cheapest first
 struct Change {
   std::string what;
   Effort effort = Effort::layout;

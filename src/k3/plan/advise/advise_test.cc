@@ -128,7 +128,8 @@ TEST(Answers, AWishedLayoutIsTheOnlyOne) {
   EXPECT_EQ(layout_text(layouts[0]), "TP4 DP4 EP16");
   s.wish = {};
   std::set<std::string> names;
-  for (const Layout& layout : layouts_of(s).value()) {
+  const std::vector<Layout> free = layouts_of(s).value();
+  for (const Layout& layout : free) {
     EXPECT_EQ(layout.gpus(), 16);
     EXPECT_TRUE(names.insert(layout_text(layout)).second) << layout_text(layout);
   }

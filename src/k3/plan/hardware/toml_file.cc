@@ -117,7 +117,7 @@ Status TomlFields::read_number(std::string_view key, double least, double most, 
   if (field == nullptr) return {};
   if (field->kind != TomlNode::Kind::number) return wrong(key, fmt::format("is {}; a number is wanted", toml_kind_name(field->kind)));
   if (!(field->number >= least && field->number <= most)) {  // NaN is refused, too
-    return wrong(key, fmt::format("is {}; a number from {} to {} is wanted", field->number, least, most));
+    return wrong(key, fmt::format("is {:g}; a number from {:g} to {:g} is wanted", field->number, least, most));
   }
   *out = field->number;
   return {};

@@ -28,7 +28,8 @@ TEST(Published, IsTheColumnOfTheSpecification) {
   for (const Measurement& m : published_measurements()) {
     const auto predicted = predict(m, counts);
     ASSERT_TRUE(predicted.ok()) << predicted.error().message;
-    EXPECT_NEAR(*predicted, m.expected, rounding(m.expected)) << m.name << " (" << m.source << ")";
+    // Of a draft two constants (decode_gemm_flops, draft_seconds) had to be found from other rows: 0.5 %.
+    EXPECT_NEAR(*predicted, m.expected, m.draft > 0 ? 0.005 * m.expected : rounding(m.expected)) << m.name << " (" << m.source << ")";
   }
 }
 

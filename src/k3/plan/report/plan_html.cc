@@ -17,7 +17,7 @@ std::string time(double seconds) { return unit_text(seconds, Unit::seconds); }
 std::string gigabytes(double bytes) { return fmt::format("{:.1f} GB", bytes / 1e9); }
 std::string count(double value) { return value >= 100 ? format_grouped(std::llround(value)) : fmt::format("{:.1f}", value); }
 std::string percent(double share) { return fmt::format("{:.0f} %", 100 * share); }
-std::string signed_percent(double share) { return fmt::format("{:+.0f} %", 100 * share); }
+std::string signed_percent(double share) { return fmt::format("{:+} %", std::lround(100 * share)); }
 std::string price(double value) { return value >= 100 ? fmt::format("{:.0f}", value) : fmt::format("{:.2f}", value); }
 std::string band(const Band& b, double seconds) { return time(seconds * b.low) + " to " + time(seconds * b.high); }
 std::string machines(const Scenario& s) { return fmt::format("{} {}", s.gpus, s.machine.hw.name); }
@@ -39,9 +39,9 @@ std::vector<Tile> tiles_of(const Scenario& s, const LayoutAnswer& chosen) {
   if (!chosen.point) return tiles;
   const UserPoint& p = *chosen.point;
   tiles.push_back({"Users", format_grouped(p.users), p.meets ? "within the objective" : "the objective is missed"});
-  tiles.push_back({"TTFT p50 / p95", time(p.ttft_p50) + " / " + time(p.ttft_p95), "p95 band " + band(s.band, p.ttft_p95)});
-  tiles.push_back({"TPOT p50 / p95", time(p.tpot_p50) + " / " + time(p.tpot_p95), "p95 band " + band(s.band, p.tpot_p95)});
-  tiles.push_back({"Throughput", count(p.tokens_per_second_gpu) + " tokens/s/GPU", count(p.output_per_second) + " output tokens/s in all"});
+  tiles.push_back({"TTFT p95", time(p.ttft_p95), fmt::format("{}; p50 {}", band(s.band, p.ttft_p95), time(p.ttft_p50))});
+  tiles.push_back({"TPOT p95", time(p.tpot_p95), fmt::format("{}; p50 {}", band(s.band, p.tpot_p95), time(p.tpot_p50))});
+  tiles.push_back({"Tokens/s/GPU", count(p.tokens_per_second_gpu), count(p.output_per_second) + " output tokens/s in all"});
   const Bindings b = bindings_of(s, chosen);
   tiles.push_back({"Decode is bound by", b.decode.what, percent(b.decode.share) + " of a step"});
   if (s.gpu_hour > 0) {

@@ -73,7 +73,7 @@ void add_frontier(Plot& plot, const Plan& plan, int colour, const std::string& n
       add(thinned, all.x[i], all.y[i]);
       thinned.labels.push_back(all.labels[i]);
     }
-    thinned.name = "every layout";
+    thinned.name = "every layout of " + name_of(plan);
     plot.series.push_back(std::move(thinned));
   }
   plot.series.push_back(std::move(best));
@@ -127,6 +127,7 @@ Plot frontier_plot(const Plan& plan, const Plan* against) {
   plot.x.from_zero = plot.y.from_zero = true;
   add_frontier(plot, plan, 0, against != nullptr ? name_of(plan) : "frontier");
   if (against != nullptr) add_frontier(plot, *against, 1, name_of(*against));
+  if (plan.scenario.objective.ttft_seconds < kNoLimit) plot.note += " The box is of TPOT alone; layouts may still miss the objective of TTFT.";
   const UserPoint* const point = plan.chosen()->point ? &*plan.chosen()->point : nullptr;
   if (point != nullptr) plot.marks.push_back({point->user_tokens_per_second(), point->tokens_per_second_gpu, fmt::format("the answer: {} users", point->users)});
   if (plan.scenario.objective.tpot_seconds < kNoLimit) {
@@ -278,7 +279,7 @@ Plot prefill_split_plot(const Plan& plan) {
   const Scenario& s = plan.scenario;
   Plot plot;
   plot.title = "Where the time of a prefill goes";
-  plot.note = "One prompt at a time. Marks: from there on MLA attention takes more than the dense products, than the routed experts, than all else.";
+  plot.note = "One prompt at a time.";
   plot.wide = true;
   plot.x = axis("tokens of the prompt", Unit::count, true);
   plot.y = axis("share of the time", Unit::percent);
@@ -309,8 +310,12 @@ Plot prefill_split_plot(const Plan& plan) {
     s_i.x = x, s_i.y = shares[i];
     plot.series.push_back(std::move(s_i));
   }
-  for (const auto& [other, label] : {std::pair(&shares[gemm], "MLA > dense"), std::pair(&shares[routed], "MLA > routed"), std::pair(&rest, "MLA > all else")}) {
-    if (const double at = crossing(x, shares[mla], *other); at > 0) plot.rules.push_back({true, at, label});
+  for (const auto& [other, name] : {std::pair(&shares[gemm], "the dense products"), std::pair(&shares[routed], "the routed experts"), std::pair(&rest, "all else")}) {
+    const double at = crossing(x, shares[mla], *other);
+    if (at <= 0) continue;
+    const size_t number = plot.rules.size() + 1;
+    plot.rules.push_back({true, at, fmt::format("{}", number)});
+    plot.note += fmt::format("{} {}: MLA attention passes {} at {:.0f}k tokens.", number == 1 ? " Marks:" : "", number, name, at / 1000);
   }
   return plot;
 }
@@ -344,7 +349,7 @@ Plot mechanism_decode_plot(const Plan& plan) {
 }
 
 Plot mechanism_prefill_plot(const Plan& plan) {
-  Plot plot = mechanism_plot(plan, "Attention of a prefill, by mechanism", "FLOPs", Unit::count, [](const MechanismCost& c) { return c.prefill_flops; });
+  Plot plot = mechanism_plot(plan, "Attention of a prefill, by mechanism", "PFLOP", Unit::number, [](const MechanismCost& c) { return c.prefill_flops / 1e15; });
   plot.note = "Projections and experts left out: they are the same for all.";
   return plot;
 }
@@ -387,19 +392,19 @@ Plot speculation_users_plot(const Plan& plan) {
 
 Plot prefix_plot(const Plan& plan) {
   Plot plot;
-  plot.title = "What a reused prefix saves";
-  plot.note = "Of the time to the first token, with 1,024 new tokens behind it, restored from each tier.";
-  plot.x = axis("reused tokens", Unit::count, true);
-  plot.y = axis("saved", Unit::seconds, true);
+  plot.title = "A prompt whose prefix is reused";
+  plot.note = "Prefill with 1,024 new tokens behind the prefix: all of it computed, or the prefix restored from each tier.";
+  plot.x = axis("tokens of the prefix", Unit::count, true);
+  plot.y = axis("time", Unit::seconds, true);
   const Deployment d = deployment_of(plan.scenario, plan.chosen()->layout);
-  Series cold = line("computing it", 6);
+  Series cold = line("computed", 6);
   cold.dashed = true;
-  for (const auto& [place, name] : {std::pair(PrefixPlace::hbm, "from the GPU"), std::pair(PrefixPlace::host, "from the host"),
-                                    std::pair(PrefixPlace::network, "from the network")}) {
+  for (const auto& [place, name] : {std::pair(PrefixPlace::network, "from the network"), std::pair(PrefixPlace::host, "from the host"),
+                                    std::pair(PrefixPlace::hbm, "from the GPU")}) {
     Series s = line(name);
     for (const int64_t tokens : lengths()) {
       const PrefixBenefit b = prefix_benefit(d, place, tokens, 1024);
-      add(s, real(tokens), b.saved_seconds);
+      add(s, real(tokens), b.warm_seconds + b.restore_seconds);
       if (place == PrefixPlace::hbm) add(cold, real(tokens), b.cold_seconds);
     }
     plot.series.push_back(std::move(s));

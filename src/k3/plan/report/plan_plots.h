@@ -19,6 +19,6 @@ Plot mechanism_decode_plot(const Plan& plan);
 Plot mechanism_prefill_plot(const Plan& plan);
 Plot speculation_length_plot(const Plan& plan);  // speed against drafted tokens
 Plot speculation_users_plot(const Plan& plan);   // speed against users
-Plot prefix_plot(const Plan& plan);              // time saved against the reused length
+Plot prefix_plot(const Plan& plan);              // prefill time against the reused length
 
 }  // namespace k3::plan
