@@ -20,7 +20,6 @@
 namespace k3::cli {
 namespace {
 
-constexpr std::string_view kSynthetic = "synthetic";
 constexpr int64_t kGpuStepTokens = 8192, kCpuStepTokens = 512, kGpuRunning = 256, kCpuRunning = 32;
 constexpr int64_t kLargeState = int64_t{1} << 20;  // as the engine decides how long blocks are
 constexpr int64_t kMostRecordingBytes = int64_t{1} << 30;

@@ -26,8 +26,10 @@ Status Cell::open() {
 
 void Cell::start_at(int32_t index, double seconds) {
   if (scenario_.duration_seconds > 0 && seconds >= scenario_.duration_seconds) return;
-  events_.push({seconds + scenario_.request_seconds, index, false});
+  restart_at(index, seconds);
 }
+
+void Cell::restart_at(int32_t index, double seconds) { events_.push({seconds + scenario_.request_seconds, index, false}); }
 
 void Cell::start_users(int64_t users) {
   for (; users > 0 && !line_.empty(); --users) {
@@ -309,7 +311,7 @@ Result<std::vector<Cell::Orphan>> Cell::fail(double seconds, double back) {
       record(event.request).lost_tokens += std::exchange(record(event.request).generated, 0);
       orphan(event.request, seconds);
     } else if (event.seconds < back) {
-      orphans.push_back({event.request, event.seconds, false});
+      orphans.push_back({event.request, event.seconds - scenario_.request_seconds, false});
     } else {
       kept.push_back(event);
     }

@@ -85,6 +85,7 @@ struct SimSummary {
 
   double hit_ratio() const;
   double matched_ratio() const;
+  double output_per_second() const { return seconds > 0 ? static_cast<double>(generated_tokens) / seconds : 0; }
   double goodput_per_second() const { return seconds > 0 ? static_cast<double>(within_slo) / seconds : 0; }
 };
 
