@@ -51,6 +51,7 @@ class SimEngine {
   SimEngine(const SimScenario& scenario, const EngineSettings& settings, Role role) : scenario_(scenario), settings_(settings), role_(role) {}
   Status open();
   size_t class_of(int64_t prompt_tokens) const;
+  size_t open_class() const;
 
   struct Waiting {
     int32_t request = 0;

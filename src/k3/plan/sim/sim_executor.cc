@@ -60,7 +60,7 @@ Result<Tensor> SimExecutor::step(std::span<const StepItem> items) {
 }
 
 int64_t SimExecutor::repeat(std::span<const StepItem>, int64_t most) {
-  if (acceptance_.on() || !repeats_) return 0;
+  if (acceptance_.on() || !may_repeat_ || !may_repeat_()) return 0;
   int64_t done = 0;
   while (done < most && now_ < horizon_) {
     for (StepPart& part : parts_) ++part.history_tokens;

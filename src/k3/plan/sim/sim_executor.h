@@ -7,6 +7,8 @@
 // Source:   executor.h; cost-model.md 9.1 (tokens of a step with speculation).
 #pragma once
 
+#include <functional>
+#include <utility>
 #include <vector>
 
 #include "k3/engine/executor.h"
@@ -32,7 +34,7 @@ class SimExecutor final : public Executor {
 
   void set_now(double seconds) { now_ = seconds; }
   void set_horizon(double seconds) { horizon_ = seconds; }  // repeat() begins no step at this time or later
-  void set_repeats(bool on) { repeats_ = on; }               // off: tests that compare
+  void set_repeats(std::function<bool()> may) { may_repeat_ = std::move(may); }  // asked each time; none: never
   void delay(double seconds) { delay_ += seconds; }          // of the next step: copies and transfers ahead of it
 
   Result<Tensor> step(std::span<const StepItem> items) override;
@@ -50,7 +52,7 @@ class SimExecutor final : public Executor {
   uint64_t seed_;
   int64_t most_tokens_;
   double now_ = 0, horizon_ = 0, delay_ = 0, busy_ = 0;
-  bool repeats_ = true;
+  std::function<bool()> may_repeat_;
   std::vector<StepPart> parts_;
 };
 

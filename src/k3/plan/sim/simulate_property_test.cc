@@ -139,6 +139,15 @@ TEST(SimulateProperty, RepeatedStepsChangeNothing) {
     const SimResult quick = simulate(d.scenario, workload).value();
     d.scenario.repeats = false;
     const SimResult slow = simulate(d.scenario, workload).value();
+    const SimScenario& q = d.scenario;
+    RC_LOG() << "pacing " << int(q.pacing) << " users " << q.users << " rep " << q.replicas << " pd " << q.prefill_engines << "/" << q.decode_engines << " run " << q.engine.core.max_running << "," << q.decode.core.max_running << " idle " << q.engine.core.keep_idle << q.decode.core.keep_idle << " sep " << q.engine.core.separate_phases << " queue " << q.engine.queue << " steptok " << q.engine.core.step_tokens << " pool " << q.engine.pool_bytes / q.engine.shape.page_bytes << " host " << q.engine.host_bytes / q.engine.shape.page_bytes << " remote " << q.engine.remote_bytes / q.engine.shape.page_bytes << " acc " << q.acceptance.accepted.size() << " budgets " << q.budgets.size() << " rs " << q.request_seconds << " steps " << quick.summary.steps << " " << slow.summary.steps;
+    for (const auto& f : q.failures) RC_LOG() << "\nfail " << f.replica << " " << f.at_seconds << " " << f.repair_seconds;
+    for (size_t i = 0; i < d.requests.size(); ++i) {
+      const auto& r = d.requests[i];
+      const SimRecord &a = quick.records[i], &b = slow.records[i];
+      RC_LOG() << "\nreq s" << r.session << " t" << r.turn << " in " << r.input_tokens << " out " << r.output_tokens << " at " << r.at_s << " think " << r.think_s;
+      for (const auto* x : {&a, &b}) RC_LOG() << "  [" << x->arrival << " " << x->admitted << " " << x->first_token << " " << x->end << " c" << x->cached << " m" << x->matched << " pre" << x->preemptions << " re" << x->restarts << " lost" << x->lost_tokens << "]";
+    }
     RC_ASSERT(quick.summary.steps == slow.summary.steps);
     RC_ASSERT(quick.summary.cache.evicted_pages == slow.summary.cache.evicted_pages);
     for (size_t i = 0; i < d.requests.size(); ++i) {
