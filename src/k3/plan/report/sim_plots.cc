@@ -164,7 +164,7 @@ Plot load_curve(const SimReport& r) {
   const bool objective = r.scenario.slo_ttft_seconds > 0 || r.scenario.slo_tpot_seconds > 0;
   plot.title = "Throughput against the speed of a user";
   plot.note = fmt::format("The same requests at rising load. Speed: 1 / TPOT p50.{}",
-                          objective ? " A cross: p95 of TTFT or TPOT misses the objective; the box is of TPOT alone." : "");
+                          objective ? " Misses: p95 of TTFT or TPOT is beyond the objective; the box is of TPOT alone." : "");
   plot.wide = true;
   plot.x.label = "tokens/s of a user";
   plot.y.label = r.gpus > 0 ? "output tokens/s/GPU" : "output tokens/s";
@@ -172,25 +172,19 @@ Plot load_curve(const SimReport& r) {
   plot.x.from_zero = plot.y.from_zero = true;
   double right = 0, top = 0;
   const auto add = [&](const std::string& name, const std::vector<LoadDigest>& loads, int colour, bool dashed) {
-    Series curve = series(Series::Kind::line, name, colour, false), missed = series(Series::Kind::scatter, "", kBad, false);
+    Series curve = series(Series::Kind::line, name, colour, false);
     curve.dashed = dashed;
     curve.marker = Marker::dot;
-    missed.marker = Marker::cross;
     for (const LoadDigest& load : loads) {
       if (!(load.user_tokens_per_second > 0)) continue;
-      const std::string label = fmt::format("{}: {:.3g} tokens/s, TTFT p95 {}", load.load, load.user_tokens_per_second, unit_text(load.ttft_p95, Unit::seconds));
+      const std::string title = load.load + (load.meets ? "" : ", misses");
       curve.x.push_back(load.user_tokens_per_second), curve.y.push_back(load.output_per_second);
-      curve.labels.push_back(label);
+      curve.labels.push_back(fmt::format("{}: {:.3g} tokens/s, TTFT p95 {}", title, load.user_tokens_per_second, unit_text(load.ttft_p95, Unit::seconds)));
+      if (!dashed) plot.marks.push_back({load.user_tokens_per_second, load.output_per_second, title});
       right = std::max(right, load.user_tokens_per_second), top = std::max(top, load.output_per_second);
-      if (load.meets) continue;
-      missed.x.push_back(load.user_tokens_per_second), missed.y.push_back(load.output_per_second);
-      missed.labels.push_back(label);
     }
     if (curve.x.empty()) return;
-    plot.marks.push_back({curve.x.front(), curve.y.front(), loads.front().load});
-    if (curve.x.size() > 1) plot.marks.push_back({curve.x.back(), curve.y.back(), loads.back().load});
     plot.series.push_back(std::move(curve));
-    if (!missed.x.empty()) plot.series.push_back(std::move(missed));
   };
   const bool two = r.against && !r.against->loads.empty();
   add(two ? r.result.name : std::string(), digest_of(r).loads, kMain, false);

@@ -195,8 +195,9 @@ void Cell::submit(SimEngine& engine, int32_t index) {
 
 void Cell::admitted(SimEngine& engine, int32_t index, const Admitted& found) {
   SimRecord& r = record(index);
-  r.fetched_bytes += found.fetched_bytes;
+  r.fetched_bytes += found.fetched_bytes * engine.settings().ranks;
   if (engine.role() == SimEngine::Role::decode) return;
+  engine.count(found);
   if (r.admitted < 0) r.admitted = engine.now();
   r.cached = static_cast<int32_t>(found.cached_tokens);
   r.matched = static_cast<int32_t>(found.matched_tokens);

@@ -55,6 +55,27 @@ TEST(CostClock, ARequestAloneTakesWhatTheFormulasSay) {
   EXPECT_NEAR(result.records[0].end - result.records[0].first_token, decode, 1e-9);
 }
 
+// With stages, the first step after a pause fills the pipeline; those that follow come at the rate of a stage.
+TEST(CostClock, APauseEmptiesThePipeline) {
+  Layout layout;
+  layout.tp = 8, layout.pp = 2;
+  layout.moe = MoeSharding::tp;
+  const Deployment d = k3_on("H200-SXM", layout);
+  const auto clock = CostClock::create(d).value();
+  const StepPart part{8192, 0, false};
+  const PrefillSequence prompt{8192, 0};
+  const PrefillTime time = prefill_time(d, {std::span(&prompt, 1), 4});
+  EXPECT_GT(time.latency_seconds, time.seconds);
+  EXPECT_EQ(clock->step_seconds(std::span(&part, 1)), time.seconds);
+  EXPECT_EQ(clock->fill_seconds(std::span(&part, 1)), time.latency_seconds - time.seconds);
+  SimScenario s = test::small_scenario(4000, clock);
+  s.engine.core.step_tokens = 8192;
+  const SimResult result = test::run(s, {test::lone(8192, 1, 1, 0), test::lone(8192, 1, 2, 0), test::lone(8192, 1, 3, 1000)});
+  EXPECT_NEAR(result.records[0].ttft(), time.latency_seconds, 1e-12);
+  EXPECT_NEAR(result.records[1].ttft(), time.latency_seconds + time.seconds, 1e-12);
+  EXPECT_NEAR(result.records[2].ttft(), time.latency_seconds, 1e-9);
+}
+
 TEST(Acceptance, KeepsTheTokensOfAStep) {
   const Acceptance curve = Acceptance::of_lengths({1.84, 2.45, 2.87, 3.22, 3.44, 3.54, 3.78, 3.88}).value();
   EXPECT_NEAR(curve.tokens_per_step(), 3.88, 1e-12);

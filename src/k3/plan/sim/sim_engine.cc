@@ -129,6 +129,11 @@ std::vector<int32_t> SimEngine::gated() const {
   return out;
 }
 
+void SimEngine::count(const Admitted& found) {
+  prompt_tokens_ += found.prompt_tokens;
+  hit_tokens_ += found.cached_tokens;
+}
+
 SimSample SimEngine::state() const {
   const cache::CacheStats c = cache_->stats();
   SimSample s;
@@ -137,7 +142,7 @@ SimSample SimEngine::state() const {
   s.pages = c.pages, s.free = c.pages_free;
   s.running_mla = c.pages_running_mla, s.running_kda = c.pages_running_kda;
   s.cached_mla = c.pages_cached_mla, s.cached_kda = c.pages_cached_kda, s.checkpoints = c.checkpoints;
-  s.prompt_tokens = c.prompt_tokens, s.hit_tokens = c.hit_tokens;
+  s.prompt_tokens = prompt_tokens_, s.hit_tokens = hit_tokens_;
   s.evicted_pages = c.evicted_pages, s.evicted_checkpoints = c.evicted_checkpoints;
   return s;
 }

@@ -52,8 +52,9 @@ double Acceptance::tokens_per_step() const {
 Result<Tensor> SimExecutor::step(std::span<const StepItem> items) {
   parts_.clear();
   for (const StepItem& item : items) parts_.push_back({item.token_count, item.history, item.decode});
-  const double seconds = clock_.step_seconds(parts_) + delay_;
+  const double seconds = clock_.step_seconds(parts_) + (idle_ ? clock_.fill_seconds(parts_) : 0) + delay_;
   delay_ = 0;
+  idle_ = false;
   now_ += seconds;
   busy_ += seconds;
   return Tensor();
