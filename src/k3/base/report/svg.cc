@@ -205,6 +205,7 @@ struct TextBox {
 // Names stand beside their points where they meet neither another name nor a point, if there is such a place.
 void draw_marks(Canvas& c) {
   constexpr double kRadius = 4.5, kHeight = 12;
+  constexpr std::pair<bool, double> kPlaces[] = {{false, -6}, {false, 14}, {true, -6}, {true, 14}, {false, -19}, {false, 27}, {true, -19}, {true, 27}};
   std::vector<TextBox> taken;
   for (const Mark& mark : c.plot.marks) {
     if (!c.drawn(mark.x, mark.y)) continue;
@@ -221,7 +222,7 @@ void draw_marks(Canvas& c) {
     };
     bool left = x + width + 10 > c.region.width;
     double baseline = y < 14 ? y + 14 : y - 6;
-    for (const auto& [to_left, below] : {std::pair(false, -6.0), std::pair(false, 14.0), std::pair(true, -6.0), std::pair(true, 14.0)}) {
+    for (const auto& [to_left, below] : kPlaces) {
       const TextBox place = box(to_left, y + below);
       const bool inside = place.left >= 0 && place.right <= c.region.width && place.top >= 0 && place.bottom <= c.region.height;
       if (!inside || std::any_of(taken.begin(), taken.end(), [&](const TextBox& other) { return place.meets(other); })) continue;

@@ -268,7 +268,7 @@ void add_settings(const SimOptions& o, const PlanSetup& setup, SimSetup* out) {
   const plan::EngineSettings& e = s.engine;
   const auto add = [&](const char* name, std::string value) { out->settings.emplace_back(name, std::move(value)); };
   add("model", setup.scenario.model);
-  add("requests", fmt::format("{} of {}", format_grouped(static_cast<int64_t>(out->workload.requests.size())), o.trace));
+  add("requests", fmt::format("{} of {}", format_grouped(static_cast<int64_t>(out->workload.requests.size())), o.trace.substr(o.trace.rfind('/') + 1)));
   add("arrivals", pacing_text(s));
   add("checkpoint policy", o.policy);
   add("pool of an engine", fmt::format("{} pages of {} tokens, {}", format_grouped(e.pool_bytes / e.shape.page_bytes), e.shape.page_tokens,

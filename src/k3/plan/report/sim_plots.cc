@@ -128,7 +128,7 @@ Plot latency_plot(const SimReport& r, std::string title, std::vector<double> Sim
     plot.series.push_back(std::move(s));
   };
   add(other != nullptr ? r.result.name : std::string(), mine, kMain, false);
-  if (other != nullptr) add(r.against->name, *other, kBad, true);
+  if (other != nullptr) add(r.against->name, *other, kSecond, true);
   if (slo > 0) plot.rules.push_back({true, slo, "objective"});
   return plot;
 }
@@ -144,7 +144,7 @@ Plot policy_plot(const SimReport& r) {
   plot.y.label = "prompt tokens skipped";
   plot.y.unit = Unit::percent;
   Series s = series(Series::Kind::scatter, "", kMain);
-  double best = 0;
+  double best = 0, least = 1;
   for (const PolicyPoint& point : r.policies) {
     const double bytes = std::max(1.0, point.summary.checkpoint_bytes), hit = point.summary.hit_ratio();
     s.x.push_back(bytes);
@@ -152,7 +152,10 @@ Plot policy_plot(const SimReport& r) {
     s.labels.push_back(fmt::format("{}: {:.2f} %, {}", point.policy, 100 * hit, unit_text(bytes, Unit::bytes)));
     plot.marks.push_back({bytes, hit, point.policy});
     best = std::max(best, point.summary.matched_ratio());
+    least = std::min(least, hit);
   }
+  plot.y.min = std::max(0.0, least - (best - least) / 5), plot.y.max = std::min(1.0, best + (best - least) / 5);  // room for names
+  if (*plot.y.max <= *plot.y.min) plot.y.min = 0, plot.y.max = 1;
   plot.series = {s};
   plot.rules.push_back({false, best, "all blocks that match"});
   return plot;

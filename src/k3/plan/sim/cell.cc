@@ -166,7 +166,7 @@ Request Cell::make_request(SimEngine& engine, int32_t index) {
   modelled->prompt_tokens = r.input_tokens + (decode ? 1 : 0);
   modelled->arrived_tokens = decode ? r.input_tokens : 0;
   if (r.session >= 0) {
-    modelled->session = r.session;
+    modelled->session = r.chain;
     modelled->continues_tokens = continued_tokens(workload_, index);
   }
   Request out;

@@ -106,7 +106,7 @@ void check_record(const SimScenario& s, const PlannedRequest& wanted, const SimR
 }
 
 TEST(SimulateProperty, EveryRequestEndsOnceAndNothingIsLost) {
-  rc::check([] {
+  EXPECT_TRUE(rc::check([] {
     const Draw d = draw_all();
     const Workload workload = make_workload(d.requests).value();
     const SimResult result = simulate(d.scenario, workload).value();
@@ -128,12 +128,12 @@ TEST(SimulateProperty, EveryRequestEndsOnceAndNothingIsLost) {
     int64_t reasons = 0;
     for (const int64_t count : sum.by_reason) reasons += count;
     RC_ASSERT(reasons == sum.requests);
-  });
+  }));
 }
 
 // Steps that are computed together are those that would have been computed one by one, to the last bit of their times.
 TEST(SimulateProperty, RepeatedStepsChangeNothing) {
-  rc::check([] {
+  EXPECT_TRUE(rc::check([] {
     Draw d = draw_all();
     const Workload workload = make_workload(d.requests).value();
     const SimResult quick = simulate(d.scenario, workload).value();
@@ -155,13 +155,13 @@ TEST(SimulateProperty, RepeatedStepsChangeNothing) {
       RC_ASSERT(a.arrival == b.arrival && a.admitted == b.admitted && a.first_token == b.first_token && a.end == b.end);
       RC_ASSERT(a.cached == b.cached && a.matched == b.matched && a.limit == b.limit && a.preemptions == b.preemptions);
     }
-  });
+  }));
 }
 
 // Little's law on the sampled state: requests in the engine, summed over time, are the times that requests spent there. Each request's
 // stay is off by at most a step of the grid and a step of the engine at either end.
 TEST(SimulateProperty, RequestsInTheEngineAddUpToTheirTimes) {
-  rc::check([] {
+  EXPECT_TRUE(rc::check([] {
     Draw d = draw_all();
     SimScenario& s = d.scenario;
     s.request_seconds = 0;
@@ -177,7 +177,7 @@ TEST(SimulateProperty, RequestsInTheEngineAddUpToTheirTimes) {
     for (const SimRecord& r : result.records) fetched += static_cast<double>(r.fetched_bytes) / 1e6 + 0.01 * static_cast<double>(r.fetched_bytes) / static_cast<double>(s.engine.shape.page_bytes);
     const double each = result.series.step_seconds() + 2 * (longest + fetched);
     RC_ASSERT(std::abs(sampled - spent) <= each * static_cast<double>(result.records.size()));
-  });
+  }));
 }
 
 }  // namespace
