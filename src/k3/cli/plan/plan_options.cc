@@ -223,6 +223,10 @@ Result<PlanOptions> against_options(const PlanOptions& base) {
       if (app.count(name) == 0) value->reset();
     }
   }
+  // What the first scenario says of its draft or its prefix goes with it.
+  if (other.draft == 0 && app.count("--acceptance") == 0) other.acceptance.clear();
+  if (other.draft == 0 && app.count("--scheme") == 0) other.scheme = PlanOptions().scheme;
+  if (other.hit == 0 && app.count("--hit-tier") == 0) other.hit_tier = PlanOptions().hit_tier;
   if (!machine_changes) {
     other.set.insert(other.set.begin(), set.begin(), set.end());
     other.calibration.insert(other.calibration.begin(), calibration.begin(), calibration.end());

@@ -1,5 +1,6 @@
 #include "k3/plan/report/plan_html.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "k3/base/report/axis.h"
@@ -40,7 +41,7 @@ std::vector<Tile> tiles_of(const Scenario& s, const LayoutAnswer& chosen) {
   const UserPoint& p = *chosen.point;
   tiles.push_back({"Users", format_grouped(p.users), p.meets ? "within the objective" : "the objective is missed"});
   tiles.push_back({"TTFT p95", time(p.ttft_p95), fmt::format("{}; p50 {}", band(s.band, p.ttft_p95), time(p.ttft_p50))});
-  tiles.push_back({"TPOT p95", time(p.tpot_p95), fmt::format("{}; p50 {}", band(s.band, p.tpot_p95), time(p.tpot_p50))});
+  if (s.load.output_tokens > 1) tiles.push_back({"TPOT p95", time(p.tpot_p95), fmt::format("{}; p50 {}", band(s.band, p.tpot_p95), time(p.tpot_p50))});
   tiles.push_back({"Tokens/s/GPU", count(p.tokens_per_second_gpu), count(p.output_per_second) + " output tokens/s in all"});
   const Bindings b = bindings_of(s, chosen);
   tiles.push_back({"Decode is bound by", b.decode.what, percent(b.decode.share) + " of a step"});
@@ -53,11 +54,11 @@ std::vector<Tile> tiles_of(const Scenario& s, const LayoutAnswer& chosen) {
 }
 
 ReportTable changes_table(const Scenario& s, const LayoutAnswer& chosen) {
-  ReportTable table{"What would help most, the cheapest kind first", {"change", "layout", "users", "TPOT p50", "tokens/s/GPU", "against now", "objective"}, {}, 2, false};
+  ReportTable table{"What would help most, the cheapest kind first", {"change", "layout", "users", "TPOT p50", "tokens/s/GPU", s.load.users > 0 ? "tokens/s in all" : "gain", "objective"}, {}, 2, false};
   for (const Change& change : next_changes(s, chosen)) {
     const UserPoint& p = *change.answer.point;
     table.rows.push_back({change.what, layout_text(change.answer.layout), format_grouped(p.users), time(p.tpot_p50), count(p.tokens_per_second_gpu),
-                          signed_percent(p.tokens_per_second_gpu / chosen.point->tokens_per_second_gpu - 1), p.meets ? "met" : "missed"});
+                          signed_percent(change.gain - 1), p.meets ? "met" : "missed"});
   }
   return table;
 }
@@ -98,7 +99,7 @@ ReportTable parts_table(std::string title, const Parts& parts, double whole, con
 }
 
 ReportTable comparison_table(const Plan& a, const Plan& b) {
-  ReportTable table{"The two scenarios", {"", machines(a.scenario), machines(b.scenario), "change"}, {}, 1, false};
+  ReportTable table{"The two scenarios", {"", scenario_name(a.scenario), scenario_name(b.scenario), "change"}, {}, 1, false};
   const LayoutAnswer *x = a.chosen(), *y = b.chosen();
   table.rows.push_back({"layout", x != nullptr ? layout_text(x->layout) : "does not fit", y != nullptr ? layout_text(y->layout) : "does not fit", ""});
   if (x == nullptr || y == nullptr || !x->point || !y->point) return table;
@@ -107,8 +108,10 @@ ReportTable comparison_table(const Plan& a, const Plan& b) {
   row("users that fit", static_cast<double>(x->capacity.requests), static_cast<double>(y->capacity.requests), count);
   row("users", static_cast<double>(p.users), static_cast<double>(q.users), count);
   row("TTFT p95", p.ttft_p95, q.ttft_p95, time);
-  row("TPOT p50", p.tpot_p50, q.tpot_p50, time);
-  row("TPOT p95", p.tpot_p95, q.tpot_p95, time);
+  if (std::min(a.scenario.load.output_tokens, b.scenario.load.output_tokens) > 1) {
+    row("TPOT p50", p.tpot_p50, q.tpot_p50, time);
+    row("TPOT p95", p.tpot_p95, q.tpot_p95, time);
+  }
   row("output tokens/s", p.output_per_second, q.output_per_second, count);
   row("tokens/s/GPU", p.tokens_per_second_gpu, q.tokens_per_second_gpu, count);
   if (a.scenario.gpu_hour > 0 && b.scenario.gpu_hour > 0) row("cost of a million tokens", p.cost_per_million, q.cost_per_million, price);
@@ -125,14 +128,20 @@ ReportTable calibration_table(const Calibration& c) {
   return table;
 }
 
+ReportTable nearest_table(const Missing& m) {
+  ReportTable table{"What does fit", {"change", "layout", "requests"}, {}, 2, false};
+  for (const Nearest& near : m.nearest) {
+    table.rows.push_back({near.what, layout_text(near.answer.layout), format_grouped(near.answer.capacity.requests)});
+  }
+  return table;
+}
+
 void add_missing(HtmlReport& page, const Plan& plan) {
   const Missing m = missing_of(plan.scenario, plan.answer);
   page.paragraph(fmt::format("It does not fit: {} are missing on each GPU with {} ({} weights, {} reserve and workspaces, {} for a request, of {}).", gigabytes(m.bytes),
                              layout_text(m.layout), gigabytes(m.capacity.weights_bytes), gigabytes(m.capacity.reserved_bytes + m.capacity.extra_bytes),
                              gigabytes(m.capacity.per_request_bytes), gigabytes(m.capacity.memory_bytes)));
-  ReportTable table{"What does fit", {"change", "layout", "requests"}, {}, 2, false};
-  for (const Nearest& near : m.nearest) table.rows.push_back({near.what, layout_text(near.answer.layout), format_grouped(near.answer.capacity.requests)});
-  page.table(table);
+  page.table(nearest_table(m));
 }
 
 void add_plots(HtmlReport& page, const Plan& plan, const Plan* against) {
@@ -168,6 +177,11 @@ std::string plan_html(const Plan& plan, const Plan* against) {
   }
   const LayoutAnswer& chosen = *plan.chosen();
   page.tiles(tiles_of(s, chosen));
+  if (!chosen.point) {
+    page.paragraph(fmt::format("{} users do not fit at {} tokens: {} do.", format_grouped(s.load.users), format_grouped(s.load.total_tokens()),
+                               format_grouped(chosen.capacity.requests)));
+    page.table(nearest_table(missing_of(s, plan.answer)));
+  }
   if (against != nullptr) page.table(comparison_table(plan, *against));
   add_plots(page, plan, against != nullptr && against->chosen() != nullptr ? against : nullptr);
   page.heading("Numbers");

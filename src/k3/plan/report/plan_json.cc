@@ -130,7 +130,8 @@ void write_plan(JsonWriter& w, const Plan& plan) {
       w.end_object();
     }
     w.end_array();
-  } else {
+  }
+  if (plan.chosen() == nullptr || !plan.chosen()->point) {
     w.key("missing");
     write_missing(w, missing_of(plan.scenario, plan.answer));
   }

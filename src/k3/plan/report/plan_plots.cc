@@ -38,7 +38,7 @@ std::vector<int64_t> lengths() {
   return out;
 }
 
-std::string name_of(const Plan& plan) { return fmt::format("{} {}", plan.scenario.gpus, plan.scenario.machine.hw.name); }
+std::string name_of(const Plan& plan) { return scenario_name(plan.scenario); }
 
 Scenario at_length(const Scenario& s, int64_t input) {
   Scenario out = s;
