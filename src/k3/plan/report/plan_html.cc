@@ -15,7 +15,9 @@ namespace {
 using report::unit_text;
 
 std::string time(double seconds) { return unit_text(seconds, Unit::seconds); }
-std::string gigabytes(double bytes) { return fmt::format("{:.1f} GB", bytes / 1e9); }
+std::string gigabytes(double bytes) {
+  return std::abs(bytes) >= 1e8 ? fmt::format("{:.1f} GB", bytes / 1e9) : fmt::format("{:.1f} MB", bytes / 1e6);
+}
 std::string count(double value) { return value >= 100 ? format_grouped(std::llround(value)) : fmt::format("{:.1f}", value); }
 std::string percent(double share) { return fmt::format("{:.0f} %", 100 * share); }
 std::string signed_percent(double share) { return fmt::format("{:+} %", std::lround(100 * share)); }
@@ -98,10 +100,21 @@ ReportTable parts_table(std::string title, const Parts& parts, double whole, con
   return table;
 }
 
+// Layouts stand in a sentence: in cells they would make the table wider than a phone.
+std::string layouts_sentence(const Plan& a, const Plan& b) {
+  const auto of = [](const Plan& plan) {
+    const LayoutAnswer* const chosen = plan.chosen();
+    return scenario_name(plan.scenario) + ": " + (chosen == nullptr ? "does not fit" : layout_text(chosen->layout));
+  };
+  return of(a) + "; " + of(b) + ".";
+}
+
+// "16 GB300" of "16 GB300-NVL72": a table of three columns has to go on a phone.
+std::string short_name(const Scenario& s) { return s.name.empty() ? machines(s).substr(0, machines(s).find('-')) : s.name; }
+
 ReportTable comparison_table(const Plan& a, const Plan& b) {
-  ReportTable table{"The two scenarios", {"", scenario_name(a.scenario), scenario_name(b.scenario), "change"}, {}, 1, false};
+  ReportTable table{"The two scenarios", {"", short_name(a.scenario), short_name(b.scenario), "change"}, {}, 1, false};
   const LayoutAnswer *x = a.chosen(), *y = b.chosen();
-  table.rows.push_back({"layout", x != nullptr ? layout_text(x->layout) : "does not fit", y != nullptr ? layout_text(y->layout) : "does not fit", ""});
   if (x == nullptr || y == nullptr || !x->point || !y->point) return table;
   const auto row = [&](const char* name, double u, double v, const auto& print) { table.rows.push_back({name, print(u), print(v), signed_percent(v / u - 1)}); };
   const UserPoint &p = *x->point, &q = *y->point;
@@ -144,6 +157,12 @@ void add_missing(HtmlReport& page, const Plan& plan) {
   page.table(nearest_table(m));
 }
 
+void add_comparison(HtmlReport& page, const Plan& plan, const Plan& against) {
+  const ReportTable table = comparison_table(plan, against);
+  if (!table.rows.empty()) page.table(table);
+  page.paragraph(layouts_sentence(plan, against));
+}
+
 void add_plots(HtmlReport& page, const Plan& plan, const Plan* against) {
   page.plot(frontier_plot(plan, against));
   page.plot(users_plot(plan, against));
@@ -172,7 +191,7 @@ std::string plan_html(const Plan& plan, const Plan* against) {
   HtmlReport page("Plan for " + s.model, subtitle(s));
   if (plan.chosen() == nullptr) {
     add_missing(page, plan);
-    if (against != nullptr) page.table(comparison_table(plan, *against));
+    if (against != nullptr) add_comparison(page, plan, *against);
     return page.html();
   }
   const LayoutAnswer& chosen = *plan.chosen();
@@ -182,7 +201,7 @@ std::string plan_html(const Plan& plan, const Plan* against) {
                                format_grouped(chosen.capacity.requests)));
     page.table(nearest_table(missing_of(s, plan.answer)));
   }
-  if (against != nullptr) page.table(comparison_table(plan, *against));
+  if (against != nullptr) add_comparison(page, plan, *against);
   add_plots(page, plan, against != nullptr && against->chosen() != nullptr ? against : nullptr);
   page.heading("Numbers");
   if (chosen.point) page.table(changes_table(s, chosen));
