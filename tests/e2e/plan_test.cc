@@ -96,6 +96,21 @@ TEST(Plan, LaunchNamesOptionsThatServeHas) {
   }
 }
 
+TEST(Plan, SpeculationHasItsBreakEven) {
+  const auto plan = [](const std::string& acceptance) {
+    return json::parse(k3_ok({"plan", "k3", "--hw", "b300", "--gpus", "8", "--tp", "8", "--dcp", "1", "--moe", "tp", "--users", "8", "--draft", "7", "--acceptance",
+                              acceptance, "--json"})).at("answer").at("speculation");
+  };
+  const json code = plan("dspark-code");
+  // cost-model.md 9.3: 1.56 times as fast, of the idealised count.
+  EXPECT_NEAR(code.at("times_as_fast").get<double>(), 1.56, 0.02);
+  // With just the tokens a step that it says, drafting neither gains nor loses.
+  const double even = code.at("pays_from_tokens_per_step").get<double>();
+  const json at_even = plan(fmt::format("{}", code.at("pays_from_acceptance").get<double>()));
+  EXPECT_NEAR(at_even.at("tokens_per_step").get<double>(), even, 1e-6 * even);
+  EXPECT_NEAR(at_even.at("times_as_fast").get<double>(), 1, 1e-6);
+}
+
 TEST(Plan, ComparesTwoScenarios) {
   const std::string out = k3_ok({"plan", "k3", "--hw", "h200", "--gpus", "32", "--against", "--hw gb300 --gpus 16"});
   EXPECT_THAT(out, HasSubstr("32 H200-SXM"));
@@ -120,6 +135,11 @@ TEST(Plan, WritesAPage) {
     EXPECT_THAT(html, HasSubstr(word));
   }
   EXPECT_THAT(html, Not(HasSubstr("nan")));
+  // Its plots are files of their own, too.
+  k3_ok({"plan", "k3", "--hw", "gb300", "--gpus", "16", "--plots", scratch.path("plots")});
+  for (const char* name : {"frontier", "memory", "prefill-split", "speculation-need"}) {
+    EXPECT_EQ(k3::test::xml_problem(file_text(scratch.path("plots/") + name + ".svg")), "") << name;
+  }
   k3_ok({"plan", "k3", "--hw", "h200", "--gpus", "8", "--html", path});
   EXPECT_THAT(file_text(path), HasSubstr("What does fit"));
 }

@@ -58,6 +58,13 @@ void name_apart(Planned* first, Planned* second, const std::string& against) {
   b.name = utf8_repair(against);
 }
 
+Status write_plots(const std::string& folder, const std::vector<plan::SvgFile>& files) {
+  K3_TRY(make_directories(folder));
+  for (const plan::SvgFile& file : files) K3_TRY(write_file(folder + "/" + file.name, file.text));
+  note(fmt::format("wrote {} plots to {}", files.size(), utf8_repair(folder)));
+  return {};
+}
+
 plan::Plan plan_of(const Planned& planned) {
   const auto& calibration = planned.setup.calibration;
   return {planned.setup.scenario, planned.answer, calibration ? &*calibration : nullptr};
@@ -66,8 +73,8 @@ plan::Plan plan_of(const Planned& planned) {
 }  // namespace
 
 Status plan_command(const PlanOptions& o) {
-  if ((o.check || o.cells) && (!o.html.empty() || !o.against.empty())) {
-    return fail(Code::invalid_argument, "{} prints one table; --html and --against belong to a plan", o.check ? "--check" : "--cells");
+  if ((o.check || o.cells) && (!o.html.empty() || !o.plots.empty() || !o.against.empty())) {
+    return fail(Code::invalid_argument, "{} prints one table; --html, --plots and --against belong to a plan", o.check ? "--check" : "--cells");
   }
   if (o.check) return print_check(o);
   if (o.cells) return print_cells(o);
@@ -85,6 +92,7 @@ Status plan_command(const PlanOptions& o) {
     K3_TRY(write_file(o.html, plan::plan_html(one, two ? &*two : nullptr)));
     note("wrote " + o.html);
   }
+  if (!o.plots.empty()) K3_TRY(write_plots(o.plots, plan_svgs(one, two ? &*two : nullptr)));
   return {};
 }
 

@@ -141,6 +141,7 @@ void add_output(CLI::App& app, PlanOptions& o) {
       ->group(group);
   app.add_flag("--json", o.json, "Print JSON for programs")->group(group);
   app.add_option("--html", o.html, "Write a page with plots, one file")->type_name("FILE")->group(group);
+  app.add_option("--plots", o.plots, "Write the page's plots as SVG files into this folder")->type_name("FOLDER")->group(group);
 }
 
 void add_all(CLI::App& app, PlanOptions& o) {

@@ -147,14 +147,10 @@ std::string nearest_text(const Scenario& s, const plan::Missing& m) {
 }
 
 std::string draft_text(const Scenario& s, const LayoutAnswer& chosen) {
-  Scenario plain = s;
-  plain.draft.tokens = 0;
-  const double without = decode_of(plain, chosen.layout, chosen.point->users).seconds, with = chosen.point->step_seconds;
-  const double accepted = s.draft.acceptance.at(s.draft.tokens, s.load.mean_context());
-  const plan::BreakEven even = plan::break_even(without, with, s.draft.tokens);
-  std::string text = fmt::format("a step of {} instead of {}, {:.2f} tokens in it: {:.2f} times as fast; pays from {:.2f} tokens a step", time(with),
-                                 time(without), accepted, accepted * without / with, even.tokens_per_step);
-  text += even.alpha ? fmt::format(" (a drafted token accepted with {})", percent(*even.alpha)) : " (more than can be accepted)";
+  const plan::DraftEffect e = draft_effect(s, chosen.layout, chosen.point->users);
+  std::string text = fmt::format("a step of {} instead of {}, {:.2f} tokens in it: {:.2f} times as fast\n{:<13}pays from {:.2f} tokens a step", time(e.step_seconds),
+                                 time(e.plain_step_seconds), e.tokens_per_step, e.speed, "", e.break_even.tokens_per_step);
+  text += e.break_even.alpha ? fmt::format(" (a drafted token accepted with {})", percent(*e.break_even.alpha)) : " (more than can be accepted)";
   return text;
 }
 

@@ -5,6 +5,7 @@
 
 #include "k3/base/report/axis.h"
 #include "k3/base/report/html_report.h"
+#include "k3/base/report/svg.h"
 #include "k3/base/units.h"
 #include "k3/plan/advise/advice.h"
 #include "k3/plan/report/plan_plots.h"
@@ -164,24 +165,10 @@ void add_comparison(HtmlReport& page, const Plan& plan, const Plan& against) {
 }
 
 void add_plots(HtmlReport& page, const Plan& plan, const Plan* against) {
-  page.plot(frontier_plot(plan, against));
-  page.plot(users_plot(plan, against));
-  page.plot(decode_plot(plan));
-  page.heading("Memory");
-  page.plot(memory_plot(plan));
-  page.plot(history_plot(plan));
-  page.plot(capacity_plot(plan, against));
-  page.plot(prefix_plot(plan));
-  page.heading("Prefill");
-  page.plot(prefill_split_plot(plan));
-  page.plot(prefill_time_plot(plan, against));
-  page.plot(mechanism_prefill_plot(plan));
-  page.heading("Attention mechanisms on this model's shape");
-  page.plot(mechanism_cache_plot(plan));
-  page.plot(mechanism_decode_plot(plan));
-  page.heading("Speculation");
-  page.plot(speculation_length_plot(plan));
-  page.plot(speculation_users_plot(plan));
+  for (const PagePlot& one : page_plots(plan, against)) {
+    if (*one.heading != '\0') page.heading(one.heading);
+    page.plot(one.plot);
+  }
 }
 
 }  // namespace
@@ -216,6 +203,16 @@ std::string plan_html(const Plan& plan, const Plan* against) {
   page.table(parts_table(fmt::format("A prefill of {} prompts", requests), prefill.parts(), prefill.seconds, s.machine.hw));
   page.paragraph(fmt::format("Times come from an analytical model; measured ones lie between {:.2f} and {:.2f} times them ({}).", s.band.low, s.band.high, s.band.source));
   return page.html();
+}
+
+std::vector<SvgFile> plan_svgs(const Plan& plan, const Plan* against) {
+  std::vector<SvgFile> out;
+  if (plan.chosen() == nullptr) return out;
+  constexpr double kWidth = 760, kHeight = 380;
+  for (const PagePlot& one : page_plots(plan, against)) {
+    out.push_back({std::string(one.name) + ".svg", render_svg(one.plot, {kWidth, kHeight, true, ""})});
+  }
+  return out;
 }
 
 }  // namespace k3::plan

@@ -53,12 +53,16 @@ Plot mechanism_plot(const Plan& plan, std::string title, std::string label, Unit
   return plot;
 }
 
-double speed_with(const Scenario& s, const Layout& layout, int64_t users, const AcceptanceCurve& curve, int64_t drafted, SpeculationScheme scheme) {
+// A speculating step over a plain one: the tokens a step from which drafting is faster.
+double step_growth(const Scenario& s, const Layout& layout, int64_t users, int64_t drafted, SpeculationScheme scheme) {
   Scenario drafting = s, plain = s;
   plain.draft.tokens = 0;
-  drafting.draft = {drafted, curve, scheme};
-  const double tokens = curve.at(drafted, s.load.mean_context());
-  return tokens * decode_of(plain, layout, users).seconds / decode_of(drafting, layout, users).seconds;
+  drafting.draft.tokens = drafted, drafting.draft.scheme = scheme;
+  return decode_of(drafting, layout, users).seconds / decode_of(plain, layout, users).seconds;
+}
+
+double speed_with(const Scenario& s, const Layout& layout, int64_t users, const AcceptanceCurve& curve, int64_t drafted, SpeculationScheme scheme) {
+  return curve.at(drafted, s.load.mean_context()) / step_growth(s, layout, users, drafted, scheme);
 }
 
 }  // namespace
@@ -183,6 +187,29 @@ Plot speculation_users_plot(const Plan& plan) {
     plot.series.push_back(std::move(s));
   }
   plot.rules.push_back({false, 1, "no gain"});
+  return plot;
+}
+
+Plot speculation_need_plot(const Plan& plan) {
+  Plot plot;
+  plot.title = "Speculation: tokens a step from which it pays, 7 drafted";
+  plot.note = "A speculating step over a plain one. Where a line lies below what a text gives (dashed), drafting is faster there.";
+  plot.wide = true;
+  plot.x = axis("users at once", Unit::count, true);
+  plot.y = axis("tokens a step", Unit::number);
+  plot.y.min = 1;
+  for (const auto& [scheme, name] : {std::pair(SpeculationScheme::fused, "fused replay"), std::pair(SpeculationScheme::replay, "replay"),
+                                     std::pair(SpeculationScheme::snapshot, "snapshot")}) {
+    Series s = line(name);
+    for (const UserPoint& u : plan.chosen()->ladder) add(s, real(u.users), step_growth(plan.scenario, plan.chosen()->layout, u.users, 7, scheme));
+    if (s.x.size() == 1) s.marker = Marker::dot;
+    plot.series.push_back(std::move(s));
+  }
+  for (const char* const text : {"chat", "dspark-code", "math-few-shot"}) {
+    for (const AcceptanceCurve& curve : published_acceptance()) {
+      if (curve.name == text) plot.rules.push_back({false, curve.at(7), fmt::format("{}: {:.2f}", text, curve.at(7))});
+    }
+  }
   return plot;
 }
 

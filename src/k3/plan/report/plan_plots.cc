@@ -217,4 +217,23 @@ Plot decode_plot(const Plan& plan) {
   return plot;
 }
 
+std::vector<PagePlot> page_plots(const Plan& plan, const Plan* against) {
+  if (against != nullptr && against->chosen() == nullptr) against = nullptr;
+  return {{"", "frontier", frontier_plot(plan, against)},
+          {"", "latency", users_plot(plan, against)},
+          {"", "decode", decode_plot(plan)},
+          {"Memory", "memory", memory_plot(plan)},
+          {"", "history", history_plot(plan)},
+          {"", "users", capacity_plot(plan, against)},
+          {"", "prefix", prefix_plot(plan)},
+          {"Prefill", "prefill-split", prefill_split_plot(plan)},
+          {"", "prefill-time", prefill_time_plot(plan, against)},
+          {"", "mechanism-prefill", mechanism_prefill_plot(plan)},
+          {"Attention mechanisms on this model's shape", "mechanism-cache", mechanism_cache_plot(plan)},
+          {"", "mechanism-decode", mechanism_decode_plot(plan)},
+          {"Speculation", "speculation-drafted", speculation_length_plot(plan)},
+          {"", "speculation-users", speculation_users_plot(plan)},
+          {"", "speculation-need", speculation_need_plot(plan)}};
+}
+
 }  // namespace k3::plan
