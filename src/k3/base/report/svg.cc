@@ -177,7 +177,9 @@ void draw_boxes(Canvas& c) {
     const double y0 = inside(c.py(box.y0), c.region.height), y1 = inside(c.py(box.y1), c.region.height);
     c.out += fmt::format("<rect class=\"x\" x=\"{}\" y=\"{}\" width=\"{}\" height=\"{}\"/>\n", pixels(std::min(x0, x1)),
                          pixels(std::min(y0, y1)), pixels(std::abs(x1 - x0)), pixels(std::abs(y1 - y0)));
-    c.text(std::min(x0, x1) + 5, std::min(y0, y1) + 14, "start", box.label, kOver);
+    // On the right: a trade-off falls from the upper left, so that corner is empty.
+    const bool narrow = std::abs(x1 - x0) < text_width(box.label) + 10;
+    c.text(narrow ? std::min(x0, x1) + 5 : std::max(x0, x1) - 5, std::min(y0, y1) + 14, narrow ? "start" : "end", box.label, kOver);
   }
 }
 

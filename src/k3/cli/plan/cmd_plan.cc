@@ -1,4 +1,5 @@
 #include "k3/base/file.h"
+#include "k3/base/utf8.h"
 #include "k3/cli/common.h"
 #include "k3/cli/plan/plan_text.h"
 #include "k3/plan/report/plan_html.h"
@@ -49,6 +50,21 @@ Status print_cells(const PlanOptions& o) {
   return {};
 }
 
+// Two scenarios of the same machines are told apart by what --against changes.
+void name_apart(Planned* first, Planned* second, const std::string& against) {
+  plan::Scenario &a = first->setup.scenario, &b = second->setup.scenario;
+  if (scenario_name(a) != scenario_name(b)) return;
+  a.name = "as asked";
+  b.name = utf8_repair(against);
+}
+
+Status write_plots(const std::string& folder, const std::vector<plan::SvgFile>& files) {
+  K3_TRY(make_directories(folder));
+  for (const plan::SvgFile& file : files) K3_TRY(write_file(folder + "/" + file.name, file.text));
+  note(fmt::format("wrote {} plots to {}", files.size(), utf8_repair(folder)));
+  return {};
+}
+
 plan::Plan plan_of(const Planned& planned) {
   const auto& calibration = planned.setup.calibration;
   return {planned.setup.scenario, planned.answer, calibration ? &*calibration : nullptr};
@@ -57,13 +73,17 @@ plan::Plan plan_of(const Planned& planned) {
 }  // namespace
 
 Status plan_command(const PlanOptions& o) {
+  if ((o.check || o.cells) && (!o.html.empty() || !o.plots.empty() || !o.against.empty())) {
+    return fail(Code::invalid_argument, "{} prints one table; --html, --plots and --against belong to a plan", o.check ? "--check" : "--cells");
+  }
   if (o.check) return print_check(o);
   if (o.cells) return print_cells(o);
-  K3_TRY_ASSIGN(const Planned first, plan_one(o));
+  K3_TRY_ASSIGN(Planned first, plan_one(o));
   std::optional<Planned> second;
   if (!o.against.empty()) {
     K3_TRY_ASSIGN(const PlanOptions other, against_options(o));
     K3_TRY_ASSIGN(second, plan_one(other));
+    name_apart(&first, &*second, o.against);
   }
   const plan::Plan one = plan_of(first);
   const std::optional<plan::Plan> two = second ? std::optional(plan_of(*second)) : std::nullopt;
@@ -72,6 +92,7 @@ Status plan_command(const PlanOptions& o) {
     K3_TRY(write_file(o.html, plan::plan_html(one, two ? &*two : nullptr)));
     note("wrote " + o.html);
   }
+  if (!o.plots.empty()) K3_TRY(write_plots(o.plots, plan_svgs(one, two ? &*two : nullptr)));
   return {};
 }
 

@@ -1,6 +1,7 @@
 // What k3 serve is started with, and what of a plan it cannot do yet. It takes one GPU (or a CPU); every option here is one it has.
 #include <algorithm>
 
+#include "k3/base/units.h"
 #include "k3/cli/plan/plan_text.h"
 
 namespace k3::cli {
@@ -31,6 +32,9 @@ std::vector<std::string> gaps_of(const PlanSetup& setup, const plan::LayoutAnswe
   if (l.dcp > 1) gaps.push_back(fmt::format("DCP{}: latents of a sequence on several GPUs", l.dcp));
   if (l.kcp > 1) gaps.push_back(fmt::format("KCP{}: a prefill's scan on several GPUs", l.kcp));
   if (l.sp) gaps.emplace_back("SP: the residual stream split by sequence");
+  if (chosen.point && chosen.point->users > kMostRunning) {
+    gaps.push_back(fmt::format("{} requests at once: {} is the most", format_grouped(chosen.point->users), format_grouped(kMostRunning)));
+  }
   if (s.draft.tokens > 0) gaps.emplace_back("speculation: k3 serve has no draft model");
   if (s.precision.cache == plan::kFp8Bytes) gaps.emplace_back("FP8 latents on a GPU (on a CPU: --latent-dtype f8_e4m3)");
   if (s.load.tier == plan::Tier::network && s.load.hit > 0) gaps.emplace_back("prefixes from other machines (--host-bytes and --disk-folder are local)");

@@ -141,6 +141,7 @@ void add_output(CLI::App& app, PlanOptions& o) {
       ->group(group);
   app.add_flag("--json", o.json, "Print JSON for programs")->group(group);
   app.add_option("--html", o.html, "Write a page with plots, one file")->type_name("FILE")->group(group);
+  app.add_option("--plots", o.plots, "Write the page's plots as SVG files into this folder")->type_name("FOLDER")->group(group);
 }
 
 void add_all(CLI::App& app, PlanOptions& o) {
@@ -223,6 +224,10 @@ Result<PlanOptions> against_options(const PlanOptions& base) {
       if (app.count(name) == 0) value->reset();
     }
   }
+  // What the first scenario says of its draft or its prefix goes with it.
+  if (other.draft == 0 && app.count("--acceptance") == 0) other.acceptance.clear();
+  if (other.draft == 0 && app.count("--scheme") == 0) other.scheme = PlanOptions().scheme;
+  if (other.hit == 0 && app.count("--hit-tier") == 0) other.hit_tier = PlanOptions().hit_tier;
   if (!machine_changes) {
     other.set.insert(other.set.begin(), set.begin(), set.end());
     other.calibration.insert(other.calibration.begin(), calibration.begin(), calibration.end());

@@ -42,7 +42,7 @@ struct PlanOptions {
 
   std::optional<double> gpu_hour;
   bool sweep = false, explain = false, launch = false, check = false, json = false, cells = false;
-  std::string html, against;
+  std::string html, plots, against;
 };
 
 // The second scenario of --against: `base` with the options that its text gives.

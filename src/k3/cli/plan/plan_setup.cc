@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <tuple>
 
 #include "k3/base/file.h"
 #include "k3/base/utf8.h"
@@ -70,9 +71,20 @@ void set_precision(const PlanOptions& o, plan::Precision* precision) {
   precision->cache = o.latent == "f8_e4m3" ? plan::kFp8Bytes : plan::kBf16Bytes;
 }
 
+Status check_said(const PlanOptions& o) {
+  const std::tuple<bool, const char*, const char*> idle[] = {
+      {o.draft == 0 && !o.acceptance.empty(), "--acceptance", "--draft N"},
+      {o.draft == 0 && o.scheme != PlanOptions().scheme, "--scheme", "--draft N"},
+      {o.hit == 0 && o.hit_tier != PlanOptions().hit_tier, "--hit-tier", "--hit X"},
+      {o.calibration.empty() && !o.calibration_model.empty(), "--calibration-model", "--calibration FILE"}};
+  for (const auto& [is_idle, option, needed] : idle) {
+    if (is_idle) return fail(Code::invalid_argument, "{} says nothing without {}", option, needed);
+  }
+  return {};
+}
+
 Status set_draft(const PlanOptions& o, plan::Drafting* draft) {
   draft->tokens = o.draft;
-  if (o.draft == 0 && !o.acceptance.empty()) return fail(Code::invalid_argument, "--acceptance says nothing without --draft N");
   K3_TRY_ASSIGN(draft->acceptance, acceptance_of(o.acceptance));
   draft->scheme = o.scheme == "snapshot" ? plan::SpeculationScheme::snapshot
                   : o.scheme == "replay" ? plan::SpeculationScheme::replay
@@ -94,15 +106,13 @@ void set_load(const PlanOptions& o, PlanSetup* setup) {
   s.load.tier = o.hit_tier == "host" ? plan::Tier::host : o.hit_tier == "network" ? plan::Tier::network : plan::Tier::gpu;
   if (o.slo_ttft) s.objective.ttft_seconds = *o.slo_ttft;
   if (o.slo_tpot_ms) s.objective.tpot_seconds = *o.slo_tpot_ms / 1e3;
-  setup->default_objective = o.users == 0 && !o.slo_ttft && !o.slo_tpot_ms;
+  // Answers of one token have no TPOT to hold.
+  setup->default_objective = o.users == 0 && !o.slo_ttft && !o.slo_tpot_ms && o.output > 1;
   if (setup->default_objective) s.objective.tpot_seconds = kDefaultTpotSeconds;
 }
 
 Status set_calibration(const PlanOptions& o, PlanSetup* setup) {
-  if (o.calibration.empty()) {
-    if (!o.calibration_model.empty()) return fail(Code::invalid_argument, "--calibration-model says nothing without --calibration FILE");
-    return {};
-  }
+  if (o.calibration.empty()) return {};
   std::vector<plan::MeasuredPoint> points;
   for (const std::string& path : o.calibration) {
     K3_TRY_ASSIGN(const std::vector<plan::MeasuredPoint> run, plan::load_measured_run(path));
@@ -135,13 +145,11 @@ Status set_band(plan::Scenario* s) {
 
 Result<Config> plan_config(const std::string& name, std::string* source) {
   *source = name;
-  if (!path_exists(name)) {
-    if (const plan::Asset* const asset = plan::find_asset(std::string(kModels) + name + std::string(kJson))) {
-      return parse_config(asset->bytes, "share" + std::string(asset->path));
-    }
-    if (name.find('/') == std::string::npos && !name.ends_with(kJson)) {
-      return fail(Code::not_found, "'{}' is neither a file nor a known model; known are {}", utf8_repair(name), known_models());
-    }
+  // A folder of that name is meant before the known model; a file is not: the program itself is called k3.
+  const plan::Asset* const asset = is_directory(name) ? nullptr : plan::find_asset(std::string(kModels) + name + std::string(kJson));
+  if (asset != nullptr) return parse_config(asset->bytes, "share" + std::string(asset->path));
+  if (!path_exists(name) && name.find('/') == std::string::npos && !name.ends_with(kJson)) {
+    return fail(Code::not_found, "'{}' is neither a file nor a known model; known are {}", utf8_repair(name), known_models());
   }
   return load_config(name);
 }
@@ -157,6 +165,7 @@ Result<PlanSetup> plan_setup(const PlanOptions& o) {
   PlanSetup setup;
   plan::Scenario& s = setup.scenario;
   if (o.config.empty()) return fail(Code::invalid_argument, "CONFIG is wanted: a config.json, a model folder, or one of {}", known_models());
+  K3_TRY(check_said(o));
   K3_TRY_ASSIGN(setup.config, plan_config(o.config, &s.model));
   setup.model_is_folder = is_directory(o.config);
   if (o.experts != "keep") setup.config.experts_mxfp4 = o.experts == "mxfp4";

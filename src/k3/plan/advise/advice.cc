@@ -148,6 +148,18 @@ Bindings bindings_of(const Scenario& s, const LayoutAnswer& chosen) {
   return b;
 }
 
+DraftEffect draft_effect(const Scenario& s, const Layout& layout, int64_t users) {
+  Scenario plain = s;
+  plain.draft.tokens = 0;
+  DraftEffect e;
+  e.plain_step_seconds = decode_of(plain, layout, users).seconds;
+  e.step_seconds = decode_of(s, layout, users).seconds;
+  e.tokens_per_step = s.draft.acceptance.at(s.draft.tokens, s.load.mean_context());
+  e.speed = e.tokens_per_step * e.plain_step_seconds / e.step_seconds;
+  e.break_even = break_even(e.plain_step_seconds, e.step_seconds, s.draft.tokens);
+  return e;
+}
+
 int64_t fewest_gpus(const Scenario& s, int64_t most) {
   const int64_t given = s.wish.tp.value_or(1) * s.wish.dp.value_or(1) * s.wish.pp.value_or(1);
   Scenario tried = s;

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "k3/plan/advise/answer.h"
+#include "k3/plan/cost/speculation.h"
 
 namespace k3::plan {
 
@@ -25,6 +26,15 @@ struct Bindings {
   bool memory_stops_users = false;  // the point has all users that fit, and meets the objective
 };
 Bindings bindings_of(const Scenario& scenario, const LayoutAnswer& chosen);
+
+// What the scenario's draft does to a decode step of so many users; only for a scenario with a draft.
+struct DraftEffect {
+  double plain_step_seconds = 0, step_seconds = 0;
+  double tokens_per_step = 1;
+  double speed = 1;    // of decoding, over that without a draft
+  BreakEven break_even;
+};
+DraftEffect draft_effect(const Scenario& scenario, const Layout& layout, int64_t users);
 
 // For people: "routed experts", from the part's name in parts().
 std::string_view part_text(std::string_view part_name);

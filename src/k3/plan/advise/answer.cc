@@ -148,12 +148,13 @@ Result<Answer> answer(const Scenario& s) {
   return out;
 }
 
-std::vector<FrontierPoint> frontier(const Answer& answer) {
+std::vector<FrontierPoint> frontier(const Answer& answer, bool meeting) {
   std::vector<FrontierPoint> all, out;
   for (const LayoutAnswer& layout : answer.layouts) {
     for (const UserPoint& point : layout.ladder) all.push_back({layout.layout, point});
     if (layout.point) all.push_back({layout.layout, *layout.point});
   }
+  if (meeting) std::erase_if(all, [](const FrontierPoint& point) { return !point.point.meets; });
   std::stable_sort(all.begin(), all.end(), [](const FrontierPoint& a, const FrontierPoint& b) {
     const double fast_a = a.point.user_tokens_per_second(), fast_b = b.point.user_tokens_per_second();
     return fast_a != fast_b ? fast_a > fast_b : a.point.tokens_per_second_gpu > b.point.tokens_per_second_gpu;

@@ -62,11 +62,12 @@ Result<Answer> answer(const Scenario& scenario);
 // more tokens/s.
 bool better(const LayoutAnswer& a, const LayoutAnswer& b, const Objective& objective);
 
-// Points of all layouts that no other beats in both throughput per GPU and user speed, fastest user first.
+// Points of all layouts that no other beats in both throughput per GPU and user speed, fastest user first; of those alone that
+// meet the objective, when asked so.
 struct FrontierPoint {
   Layout layout;
   UserPoint point;
 };
-std::vector<FrontierPoint> frontier(const Answer& answer);
+std::vector<FrontierPoint> frontier(const Answer& answer, bool meeting = false);
 
 }  // namespace k3::plan

@@ -23,8 +23,12 @@ std::vector<int64_t> choices(const std::optional<int64_t>& wish, int64_t of) {
   return wish ? std::vector<int64_t>{*wish} : divisors(of);
 }
 
-std::vector<MoeSharding> moe_choices(const LayoutWish& wish) {
-  return wish.moe ? std::vector<MoeSharding>{*wish.moe} : std::vector<MoeSharding>{MoeSharding::tp, MoeSharding::ep};
+// Without a wish: on one GPU both are the same; sliced experts under several attention groups are not modelled.
+std::vector<MoeSharding> moe_choices(const LayoutWish& wish, const Layout& layout) {
+  if (wish.moe) return {*wish.moe};
+  if (layout.stage_ranks() == 1) return {MoeSharding::tp};
+  if (layout.dp > 1) return {MoeSharding::ep};
+  return {MoeSharding::tp, MoeSharding::ep};
 }
 
 // The layouts of one (tp, dp, pp) whatever else is free in it. Without a wish, context parallelism comes in powers of two.
@@ -33,9 +37,7 @@ void add_inner(const Scenario& s, Layout layout, std::vector<Layout>* out, std::
   for (const int64_t dcp : choices(s.wish.dcp, layout.tp)) {
     for (const int64_t kcp : choices(s.wish.kcp, layout.dp)) {
       if (!(s.wish.dcp || power_of_two(dcp)) || !(s.wish.kcp || power_of_two(kcp))) continue;
-      for (const MoeSharding moe : moe_choices(s.wish)) {
-        // On one GPU both are the same.
-        if (!s.wish.moe && layout.stage_ranks() == 1 && moe == MoeSharding::ep) continue;
+      for (const MoeSharding moe : moe_choices(s.wish, layout)) {
         layout.dcp = dcp, layout.kcp = kcp, layout.moe = moe;
         const Status status = validate(deployment_of(s, layout));
         if (status.ok()) out->push_back(layout);
@@ -75,9 +77,17 @@ Result<std::vector<Layout>> layouts_of(const Scenario& s) {
     }
   }
   if (!out.empty()) return out;
-  if (first_refusal) return *std::move(first_refusal);
+  if (first_refusal && (s.wish.tp || s.wish.dp || s.wish.pp || s.wish.dcp || s.wish.kcp || s.wish.moe)) return *std::move(first_refusal);
+  if (first_refusal) {
+    return fail(Code::invalid_argument, "the model cannot be laid out on {} GPUs in any way; the first that was tried: {}", s.gpus,
+                first_refusal->message);
+  }
   return fail(Code::invalid_argument, "no layout of {} GPUs has tp {}, dp {}, pp {}", s.gpus, s.wish.tp.value_or(0), s.wish.dp.value_or(0),
               s.wish.pp.value_or(0));
+}
+
+std::string scenario_name(const Scenario& s) {
+  return s.name.empty() ? fmt::format("{} {}", s.gpus, s.machine.hw.name) : s.name;
 }
 
 std::string layout_text(const Layout& l) {

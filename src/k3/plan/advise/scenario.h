@@ -60,6 +60,7 @@ struct Band {
 
 struct Scenario {
   std::string model;
+  std::string name;  // beside another scenario; empty: that of its machines
   Counts counts;
   Machine machine;
   Precision precision;
@@ -81,6 +82,7 @@ Deployment deployment_of(const Scenario& scenario, const Layout& layout);
 // Every layout of scenario.gpus that has what was wished and that the model can have; never empty.
 Result<std::vector<Layout>> layouts_of(const Scenario& scenario);
 
+std::string scenario_name(const Scenario& scenario);  // "16 H200-SXM"
 std::string layout_text(const Layout& layout);  // "TP8 PP2 EP", "TP8 DP2 EP DCP8"
 
 }  // namespace k3::plan

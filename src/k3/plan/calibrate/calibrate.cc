@@ -12,12 +12,17 @@ namespace {
 
 // What runs on one accelerator can tell. Shares may pass 1: a record may be worse than its machine (a cache that holds the
 // weights, a peak given too low).
-constexpr double kMostShare = 10, kMostSeconds = 10, kLeastShare = 1e-5;
-constexpr std::pair<std::string_view, double> kConstants[] = {
-    {"weight_bytes", kMostShare},      {"state_bytes", kMostShare},     {"attention_bytes", kMostShare},
-    {"gemm_flops", kMostShare},        {"decode_gemm_flops", kMostShare}, {"routed_flops", kMostShare},
-    {"attention_flops", kMostShare},   {"kernel_seconds", kMostSeconds}, {"host_step_seconds", kMostSeconds},
-    {"request_seconds", kMostSeconds},
+constexpr double kLeastShare = 1e-5, kMostShare = 10, kLeastSeconds = 0, kMostSeconds = 10;
+struct Constant {
+  std::string_view name;
+  double least, most;
+};
+constexpr Constant kConstants[] = {
+    {"weight_bytes", kLeastShare, kMostShare},          {"state_bytes", kLeastShare, kMostShare},
+    {"attention_bytes", kLeastShare, kMostShare},       {"gemm_flops", kLeastShare, kMostShare},
+    {"decode_gemm_flops", kLeastShare, kMostShare},     {"routed_flops", kLeastShare, kMostShare},
+    {"attention_flops", kLeastShare, kMostShare},       {"kernel_seconds", kLeastSeconds, kMostSeconds},
+    {"host_step_seconds", kLeastSeconds, kMostSeconds}, {"request_seconds", kLeastSeconds, kMostSeconds},
 };
 constexpr double kMoved = 0.01;
 constexpr double kSameModel = 0.02;  // of the parameters: a vision tower may be counted or not
@@ -48,7 +53,7 @@ double predicted(const Scenario& s, const MeasuredPoint& point) {
 }
 
 Efficiency with_values(Efficiency efficiency, std::span<const double> values) {
-  for (size_t j = 0; j < values.size(); ++j) *efficiency_cell(kConstants[j].first, &efficiency) = values[j];
+  for (size_t j = 0; j < values.size(); ++j) *efficiency_cell(kConstants[j].name, &efficiency) = values[j];
   return efficiency;
 }
 
@@ -76,7 +81,7 @@ CalibrationRow row_of(const Scenario& s, const MeasuredPoint& point, const Effic
   for (size_t j = 0; j < all.size(); ++j) {
     const double by = all[j] / std::max(without[j], 1e-300);
     if (std::abs(std::log(by)) <= std::max(kMoved, std::abs(std::log(row.moved_by)))) continue;
-    row.moved = kConstants[j].first;
+    row.moved = kConstants[j].name;
     row.moved_by = by;
   }
   return row;
@@ -91,10 +96,9 @@ Result<Calibration> calibrate(const Counts& counts, const Machine& machine, cons
   s.counts = counts, s.machine = machine, s.precision = precision;
   K3_TRY(validate(deployment_of(s, Layout{})));
   std::vector<FitConstant> constants;
-  for (const auto& [name, most] : kConstants) {
+  for (const auto& [name, least, most] : kConstants) {
     const double value = *efficiency_cell(name, &s.machine.efficiency);
-    // A latency of zero has no logarithm.
-    constants.push_back({std::max(value, 1e-9), most == kMostShare ? kLeastShare : 0, most});
+    constants.push_back({std::max(value, 1e-9), least, most});  // a latency of zero has no logarithm
   }
   std::vector<FitPoint> measured;
   for (const MeasuredPoint& point : points) measured.push_back({point.seconds, point.spread});
@@ -107,8 +111,8 @@ Result<Calibration> calibrate(const Counts& counts, const Machine& machine, cons
   Calibration out;
   out.efficiency = with_values(machine.efficiency, all);
   for (size_t j = 0; j < all.size(); ++j) {
-    const double before = *efficiency_cell(kConstants[j].first, &s.machine.efficiency);
-    if (std::abs(all[j] - before) >= kMoved * before) out.factors.push_back({std::string(kConstants[j].first), before, all[j]});
+    const double before = *efficiency_cell(kConstants[j].name, &s.machine.efficiency);
+    if (std::abs(all[j] - before) >= kMoved * before) out.factors.push_back({std::string(kConstants[j].name), before, all[j]});
   }
   for (size_t i = 0; i < points.size(); ++i) {
     const std::vector<double> without = fit_constants(constants, measured, predict, i);

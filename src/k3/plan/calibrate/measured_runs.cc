@@ -41,10 +41,10 @@ class Reader {
     if (!value) return wrong(key, "is missing");
     return *value;
   }
-  Result<std::string> text(std::string_view key) const {
+  Result<std::string_view> text(std::string_view key) const {
     const JsonNode* const field = node_.find_set(key);
     if (field == nullptr || !field->is_string()) return wrong(key, "is missing, or no string");
-    return field->text;
+    return std::string_view(field->text);
   }
   Result<Reader> object(std::string_view key) const {
     const JsonNode* const field = node_.find_set(key);
@@ -82,17 +82,17 @@ Result<std::vector<double>> seconds_of(const Reader& result) {
 // What must not vary within a file: every setting is another machine to the cost model.
 struct Settings {
   double threads = 0;
-  std::string policy;
+  std::string_view policy;  // of the file's tree
 };
 
 Result<MeasuredPoint> bench_point(const Reader& result, const std::string& source, Settings* settings) {
   MeasuredPoint point;
-  K3_TRY_ASSIGN(const std::string test, result.text("test"));
+  K3_TRY_ASSIGN(const std::string_view test, result.text("test"));
   K3_TRY_ASSIGN(const double tokens, result.number("tokens", 1, kMostTokens));
   K3_TRY_ASSIGN(const double depth, result.number("depth", 0, kMostTokens));
   K3_TRY_ASSIGN(const double batch, result.number("batch", 1, kMostSequences));
   K3_TRY_ASSIGN(const double threads, result.number("threads", 0, 1e6));
-  K3_TRY_ASSIGN(const std::string policy, result.text("policy"));
+  K3_TRY_ASSIGN(const std::string_view policy, result.text("policy"));
   if (settings->threads < 0) *settings = {threads, policy};
   if (threads != settings->threads || policy != settings->policy) {
     return result.wrong("threads", "or policy differs from the result before: measure one setting a file (k3 bench -t N --policy P)");
@@ -149,7 +149,7 @@ Result<std::vector<MeasuredPoint>> read_loadgen(const JsonNode& root, const std:
   const Reader top(root, "", source);
   K3_TRY_ASSIGN(const Reader settings, top.object("settings"));
   K3_TRY_ASSIGN(const Reader summary, top.object("summary"));
-  K3_TRY_ASSIGN(const std::string pacing, settings.text("pacing"));
+  K3_TRY_ASSIGN(const std::string_view pacing, settings.text("pacing"));
   const std::optional<int64_t> users = users_of(pacing);
   if (!users) {
     return settings.wrong("pacing", fmt::format("is '{}': the cost model has a closed form for closed loops alone (k3 loadgen --users N or "

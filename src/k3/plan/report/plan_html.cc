@@ -1,9 +1,11 @@
 #include "k3/plan/report/plan_html.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "k3/base/report/axis.h"
 #include "k3/base/report/html_report.h"
+#include "k3/base/report/svg.h"
 #include "k3/base/units.h"
 #include "k3/plan/advise/advice.h"
 #include "k3/plan/report/plan_plots.h"
@@ -14,7 +16,9 @@ namespace {
 using report::unit_text;
 
 std::string time(double seconds) { return unit_text(seconds, Unit::seconds); }
-std::string gigabytes(double bytes) { return fmt::format("{:.1f} GB", bytes / 1e9); }
+std::string gigabytes(double bytes) {
+  return std::abs(bytes) >= 1e8 ? fmt::format("{:.1f} GB", bytes / 1e9) : fmt::format("{:.1f} MB", bytes / 1e6);
+}
 std::string count(double value) { return value >= 100 ? format_grouped(std::llround(value)) : fmt::format("{:.1f}", value); }
 std::string percent(double share) { return fmt::format("{:.0f} %", 100 * share); }
 std::string signed_percent(double share) { return fmt::format("{:+} %", std::lround(100 * share)); }
@@ -40,7 +44,7 @@ std::vector<Tile> tiles_of(const Scenario& s, const LayoutAnswer& chosen) {
   const UserPoint& p = *chosen.point;
   tiles.push_back({"Users", format_grouped(p.users), p.meets ? "within the objective" : "the objective is missed"});
   tiles.push_back({"TTFT p95", time(p.ttft_p95), fmt::format("{}; p50 {}", band(s.band, p.ttft_p95), time(p.ttft_p50))});
-  tiles.push_back({"TPOT p95", time(p.tpot_p95), fmt::format("{}; p50 {}", band(s.band, p.tpot_p95), time(p.tpot_p50))});
+  if (s.load.output_tokens > 1) tiles.push_back({"TPOT p95", time(p.tpot_p95), fmt::format("{}; p50 {}", band(s.band, p.tpot_p95), time(p.tpot_p50))});
   tiles.push_back({"Tokens/s/GPU", count(p.tokens_per_second_gpu), count(p.output_per_second) + " output tokens/s in all"});
   const Bindings b = bindings_of(s, chosen);
   tiles.push_back({"Decode is bound by", b.decode.what, percent(b.decode.share) + " of a step"});
@@ -53,11 +57,11 @@ std::vector<Tile> tiles_of(const Scenario& s, const LayoutAnswer& chosen) {
 }
 
 ReportTable changes_table(const Scenario& s, const LayoutAnswer& chosen) {
-  ReportTable table{"What would help most, the cheapest kind first", {"change", "layout", "users", "TPOT p50", "tokens/s/GPU", "against now", "objective"}, {}, 2, false};
+  ReportTable table{"What would help most, the cheapest kind first", {"change", "layout", "users", "TPOT p50", "tokens/s/GPU", s.load.users > 0 ? "tokens/s in all" : "gain", "objective"}, {}, 2, false};
   for (const Change& change : next_changes(s, chosen)) {
     const UserPoint& p = *change.answer.point;
     table.rows.push_back({change.what, layout_text(change.answer.layout), format_grouped(p.users), time(p.tpot_p50), count(p.tokens_per_second_gpu),
-                          signed_percent(p.tokens_per_second_gpu / chosen.point->tokens_per_second_gpu - 1), p.meets ? "met" : "missed"});
+                          signed_percent(change.gain - 1), p.meets ? "met" : "missed"});
   }
   return table;
 }
@@ -97,18 +101,31 @@ ReportTable parts_table(std::string title, const Parts& parts, double whole, con
   return table;
 }
 
+// Layouts stand in a sentence: in cells they would make the table wider than a phone.
+std::string layouts_sentence(const Plan& a, const Plan& b) {
+  const auto of = [](const Plan& plan) {
+    const LayoutAnswer* const chosen = plan.chosen();
+    return scenario_name(plan.scenario) + ": " + (chosen == nullptr ? "does not fit" : layout_text(chosen->layout));
+  };
+  return of(a) + "; " + of(b) + ".";
+}
+
+// "16 GB300" of "16 GB300-NVL72": a table of three columns has to go on a phone.
+std::string short_name(const Scenario& s) { return s.name.empty() ? machines(s).substr(0, machines(s).find('-')) : s.name; }
+
 ReportTable comparison_table(const Plan& a, const Plan& b) {
-  ReportTable table{"The two scenarios", {"", machines(a.scenario), machines(b.scenario), "change"}, {}, 1, false};
+  ReportTable table{"The two scenarios", {"", short_name(a.scenario), short_name(b.scenario), "change"}, {}, 1, false};
   const LayoutAnswer *x = a.chosen(), *y = b.chosen();
-  table.rows.push_back({"layout", x != nullptr ? layout_text(x->layout) : "does not fit", y != nullptr ? layout_text(y->layout) : "does not fit", ""});
   if (x == nullptr || y == nullptr || !x->point || !y->point) return table;
   const auto row = [&](const char* name, double u, double v, const auto& print) { table.rows.push_back({name, print(u), print(v), signed_percent(v / u - 1)}); };
   const UserPoint &p = *x->point, &q = *y->point;
   row("users that fit", static_cast<double>(x->capacity.requests), static_cast<double>(y->capacity.requests), count);
   row("users", static_cast<double>(p.users), static_cast<double>(q.users), count);
   row("TTFT p95", p.ttft_p95, q.ttft_p95, time);
-  row("TPOT p50", p.tpot_p50, q.tpot_p50, time);
-  row("TPOT p95", p.tpot_p95, q.tpot_p95, time);
+  if (std::min(a.scenario.load.output_tokens, b.scenario.load.output_tokens) > 1) {
+    row("TPOT p50", p.tpot_p50, q.tpot_p50, time);
+    row("TPOT p95", p.tpot_p95, q.tpot_p95, time);
+  }
   row("output tokens/s", p.output_per_second, q.output_per_second, count);
   row("tokens/s/GPU", p.tokens_per_second_gpu, q.tokens_per_second_gpu, count);
   if (a.scenario.gpu_hour > 0 && b.scenario.gpu_hour > 0) row("cost of a million tokens", p.cost_per_million, q.cost_per_million, price);
@@ -125,35 +142,33 @@ ReportTable calibration_table(const Calibration& c) {
   return table;
 }
 
+ReportTable nearest_table(const Missing& m) {
+  ReportTable table{"What does fit", {"change", "layout", "requests"}, {}, 2, false};
+  for (const Nearest& near : m.nearest) {
+    table.rows.push_back({near.what, layout_text(near.answer.layout), format_grouped(near.answer.capacity.requests)});
+  }
+  return table;
+}
+
 void add_missing(HtmlReport& page, const Plan& plan) {
   const Missing m = missing_of(plan.scenario, plan.answer);
   page.paragraph(fmt::format("It does not fit: {} are missing on each GPU with {} ({} weights, {} reserve and workspaces, {} for a request, of {}).", gigabytes(m.bytes),
                              layout_text(m.layout), gigabytes(m.capacity.weights_bytes), gigabytes(m.capacity.reserved_bytes + m.capacity.extra_bytes),
                              gigabytes(m.capacity.per_request_bytes), gigabytes(m.capacity.memory_bytes)));
-  ReportTable table{"What does fit", {"change", "layout", "requests"}, {}, 2, false};
-  for (const Nearest& near : m.nearest) table.rows.push_back({near.what, layout_text(near.answer.layout), format_grouped(near.answer.capacity.requests)});
-  page.table(table);
+  page.table(nearest_table(m));
+}
+
+void add_comparison(HtmlReport& page, const Plan& plan, const Plan& against) {
+  const ReportTable table = comparison_table(plan, against);
+  if (!table.rows.empty()) page.table(table);
+  page.paragraph(layouts_sentence(plan, against));
 }
 
 void add_plots(HtmlReport& page, const Plan& plan, const Plan* against) {
-  page.plot(frontier_plot(plan, against));
-  page.plot(users_plot(plan, against));
-  page.plot(decode_plot(plan));
-  page.heading("Memory");
-  page.plot(memory_plot(plan));
-  page.plot(history_plot(plan));
-  page.plot(capacity_plot(plan, against));
-  page.plot(prefix_plot(plan));
-  page.heading("Prefill");
-  page.plot(prefill_split_plot(plan));
-  page.plot(prefill_time_plot(plan, against));
-  page.plot(mechanism_prefill_plot(plan));
-  page.heading("Attention mechanisms on this model's shape");
-  page.plot(mechanism_cache_plot(plan));
-  page.plot(mechanism_decode_plot(plan));
-  page.heading("Speculation");
-  page.plot(speculation_length_plot(plan));
-  page.plot(speculation_users_plot(plan));
+  for (const PagePlot& one : page_plots(plan, against)) {
+    if (*one.heading != '\0') page.heading(one.heading);
+    page.plot(one.plot);
+  }
 }
 
 }  // namespace
@@ -163,12 +178,17 @@ std::string plan_html(const Plan& plan, const Plan* against) {
   HtmlReport page("Plan for " + s.model, subtitle(s));
   if (plan.chosen() == nullptr) {
     add_missing(page, plan);
-    if (against != nullptr) page.table(comparison_table(plan, *against));
+    if (against != nullptr) add_comparison(page, plan, *against);
     return page.html();
   }
   const LayoutAnswer& chosen = *plan.chosen();
   page.tiles(tiles_of(s, chosen));
-  if (against != nullptr) page.table(comparison_table(plan, *against));
+  if (!chosen.point) {
+    page.paragraph(fmt::format("{} users do not fit at {} tokens: {} do.", format_grouped(s.load.users), format_grouped(s.load.total_tokens()),
+                               format_grouped(chosen.capacity.requests)));
+    page.table(nearest_table(missing_of(s, plan.answer)));
+  }
+  if (against != nullptr) add_comparison(page, plan, *against);
   add_plots(page, plan, against != nullptr && against->chosen() != nullptr ? against : nullptr);
   page.heading("Numbers");
   if (chosen.point) page.table(changes_table(s, chosen));
@@ -183,6 +203,16 @@ std::string plan_html(const Plan& plan, const Plan* against) {
   page.table(parts_table(fmt::format("A prefill of {} prompts", requests), prefill.parts(), prefill.seconds, s.machine.hw));
   page.paragraph(fmt::format("Times come from an analytical model; measured ones lie between {:.2f} and {:.2f} times them ({}).", s.band.low, s.band.high, s.band.source));
   return page.html();
+}
+
+std::vector<SvgFile> plan_svgs(const Plan& plan, const Plan* against) {
+  std::vector<SvgFile> out;
+  if (plan.chosen() == nullptr) return out;
+  constexpr double kWidth = 760, kHeight = 380;
+  for (const PagePlot& one : page_plots(plan, against)) {
+    out.push_back({std::string(one.name) + ".svg", render_svg(one.plot, {kWidth, kHeight, true, ""})});
+  }
+  return out;
 }
 
 }  // namespace k3::plan

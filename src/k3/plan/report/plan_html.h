@@ -9,11 +9,18 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "k3/plan/report/plan_json.h"
 
 namespace k3::plan {
 
 std::string plan_html(const Plan& plan, const Plan* against);
+
+// Each plot of the page as a file of its own, with its title and light and dark colours; none of a plan that does not fit.
+struct SvgFile {
+  std::string name, text;  // "frontier.svg"
+};
+std::vector<SvgFile> plan_svgs(const Plan& plan, const Plan* against);
 
 }  // namespace k3::plan

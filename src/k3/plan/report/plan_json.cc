@@ -60,6 +60,14 @@ void write_chosen(JsonWriter& w, const Scenario& s, const LayoutAnswer& chosen) 
     const Bindings b = bindings_of(s, chosen);
     w.key("binds").begin_object().field("decode", b.decode.what).field("decode_share", b.decode.share).field("prefill", b.prefill.what);
     w.field("prefill_share", b.prefill.share).field("memory_stops_users", b.memory_stops_users).end_object();
+    if (s.draft.tokens > 0) {
+      const DraftEffect e = draft_effect(s, chosen.layout, chosen.point->users);
+      w.key("speculation").begin_object().field("plain_step_seconds", e.plain_step_seconds).field("step_seconds", e.step_seconds);
+      w.field("tokens_per_step", e.tokens_per_step).field("times_as_fast", e.speed);
+      w.field("pays_from_tokens_per_step", e.break_even.tokens_per_step).key("pays_from_acceptance");
+      e.break_even.alpha ? w.value(*e.break_even.alpha) : w.null();
+      w.end_object();
+    }
     w.key("next").begin_array();
     for (const Change& change : next_changes(s, chosen)) {
       w.begin_object().field("what", change.what).field("gain", change.gain).field("meets_objective", change.meets).key("layout");
@@ -130,7 +138,8 @@ void write_plan(JsonWriter& w, const Plan& plan) {
       w.end_object();
     }
     w.end_array();
-  } else {
+  }
+  if (plan.chosen() == nullptr || !plan.chosen()->point) {
     w.key("missing");
     write_missing(w, missing_of(plan.scenario, plan.answer));
   }

@@ -3,50 +3,20 @@
 #include <algorithm>
 #include <cmath>
 
+#include "k3/base/units.h"
 #include "k3/plan/advise/advice.h"
-#include "k3/plan/cost/mechanisms.h"
-#include "k3/plan/cost/prefix.h"
+#include "k3/plan/report/plan_plot_parts.h"
 
 namespace k3::plan {
+
+using namespace plots;
+
 namespace {
 
-constexpr int64_t kMostLength = 1 << 20;
-
-double real(int64_t value) { return static_cast<double>(value); }
-
-Axis axis(std::string label, Unit unit, bool log = false) {
-  Axis out;
-  out.label = std::move(label), out.unit = unit, out.log = log;
-  return out;
+std::string point_label(const FrontierPoint& f) {
+  return fmt::format("{}, {} users: TTFT p95 {:.2f} s, TPOT p95 {:.1f} ms", layout_text(f.layout), f.point.users, f.point.ttft_p95,
+                     f.point.tpot_p95 * 1e3);
 }
-
-Series line(std::string name, int colour = -1) {
-  Series out;
-  out.name = std::move(name), out.colour = colour;
-  return out;
-}
-
-void add(Series& s, double x, double y) {
-  s.x.push_back(x);
-  s.y.push_back(y);
-}
-
-// 1,024 to 1,048,576 tokens, four to an octave.
-std::vector<int64_t> lengths() {
-  std::vector<int64_t> out;
-  for (int i = 0; i <= 40; ++i) out.push_back(std::llround(1024 * std::exp2(i / 4.0)));
-  return out;
-}
-
-std::string name_of(const Plan& plan) { return fmt::format("{} {}", plan.scenario.gpus, plan.scenario.machine.hw.name); }
-
-Scenario at_length(const Scenario& s, int64_t input) {
-  Scenario out = s;
-  out.load.input_tokens = input;
-  return out;
-}
-
-int64_t users_of(const Plan& plan) { return plan.chosen()->point ? plan.chosen()->point->users : 1; }
 
 void add_frontier(Plot& plot, const Plan& plan, int colour, const std::string& name) {
   Series all, best = line(name, colour);
@@ -60,8 +30,7 @@ void add_frontier(Plot& plot, const Plan& plan, int colour, const std::string& n
   }
   for (const FrontierPoint& f : frontier(plan.answer)) {
     add(best, f.point.user_tokens_per_second(), f.point.tokens_per_second_gpu);
-    best.labels.push_back(fmt::format("{}, {} users: TTFT p95 {:.2f} s, TPOT p95 {:.1f} ms", layout_text(f.layout), f.point.users, f.point.ttft_p95,
-                                      f.point.tpot_p95 * 1e3));
+    best.labels.push_back(point_label(f));
   }
   // Thousands of points of a large sweep make a page heavy and its cloud no clearer.
   constexpr size_t kMostPoints = 600;
@@ -79,42 +48,6 @@ void add_frontier(Plot& plot, const Plan& plan, int colour, const std::string& n
   plot.series.push_back(std::move(best));
 }
 
-// x where a first exceeds b, between the points of both (linear in log x); 0 when it never does.
-double crossing(const std::vector<double>& x, const std::vector<double>& a, const std::vector<double>& b) {
-  for (size_t i = 1; i < x.size(); ++i) {
-    const double before = a[i - 1] - b[i - 1], after = a[i] - b[i];
-    if (before < 0 && after >= 0) return std::exp(std::log(x[i - 1]) + (std::log(x[i]) - std::log(x[i - 1])) * before / (before - after));
-  }
-  return 0;
-}
-
-template <class Value>
-Plot mechanism_plot(const Plan& plan, std::string title, std::string label, Unit unit, const Value& value) {
-  Plot plot;
-  plot.title = std::move(title);
-  plot.x = axis("tokens", Unit::count, true);
-  plot.y = axis(std::move(label), unit, true);
-  constexpr int kColours[] = {6, 2, 4, 1, 0};
-  for (size_t i = 0; i < kMechanisms.size(); ++i) {
-    const bool hybrid = kMechanisms[i] == Mechanism::hybrid;
-    Series s = line(hybrid ? "this model's mix" : mechanism_name(kMechanisms[i]), kColours[i]);
-    s.dashed = !hybrid;
-    for (const int64_t tokens : lengths()) {
-      add(s, real(tokens), value(mechanism_cost(plan.scenario.counts, plan.scenario.precision, kMechanisms[i], real(tokens))));
-    }
-    plot.series.push_back(std::move(s));
-  }
-  return plot;
-}
-
-double speed_with(const Scenario& s, const Layout& layout, int64_t users, const AcceptanceCurve& curve, int64_t drafted, SpeculationScheme scheme) {
-  Scenario drafting = s, plain = s;
-  plain.draft.tokens = 0;
-  drafting.draft = {drafted, curve, scheme};
-  const double tokens = curve.at(drafted, s.load.mean_context());
-  return tokens * decode_of(plain, layout, users).seconds / decode_of(drafting, layout, users).seconds;
-}
-
 }  // namespace
 
 Plot frontier_plot(const Plan& plan, const Plan* against) {
@@ -127,7 +60,16 @@ Plot frontier_plot(const Plan& plan, const Plan* against) {
   plot.x.from_zero = plot.y.from_zero = true;
   add_frontier(plot, plan, 0, against != nullptr ? name_of(plan) : "frontier");
   if (against != nullptr) add_frontier(plot, *against, 1, name_of(*against));
-  if (plan.scenario.objective.ttft_seconds < kNoLimit) plot.note += " The box is of TPOT alone; layouts may still miss the objective of TTFT.";
+  if (plan.scenario.objective.ttft_seconds < kNoLimit) {
+    plot.note += " The box is of TPOT alone; a line of its own holds TTFT as well.";
+    Series within = line(against != nullptr ? name_of(plan) + ", TTFT met" : "with TTFT met", 2);
+    within.marker = Marker::dot;
+    for (const FrontierPoint& f : frontier(plan.answer, true)) {
+      add(within, f.point.user_tokens_per_second(), f.point.tokens_per_second_gpu);
+      within.labels.push_back(point_label(f));
+    }
+    if (!within.x.empty()) plot.series.push_back(std::move(within));
+  }
   const UserPoint* const point = plan.chosen()->point ? &*plan.chosen()->point : nullptr;
   if (point != nullptr) plot.marks.push_back({point->user_tokens_per_second(), point->tokens_per_second_gpu, fmt::format("the answer: {} users", point->users)});
   if (plan.scenario.objective.tpot_seconds < kNoLimit) {
@@ -202,7 +144,7 @@ Plot history_plot(const Plan& plan) {
   }
   plot.series = {state, latents, sum};
   const double equal = fixed / each;
-  if (equal > 1024 && equal < kMostLength) plot.marks.push_back({equal, fixed, fmt::format("equal at {:.0f}", equal)});
+  if (equal > 1024 && equal < kMostLength) plot.marks.push_back({equal, fixed, fmt::format("equal at {} tokens", format_grouped(std::llround(equal)))});
   return plot;
 }
 
@@ -230,7 +172,7 @@ Plot memory_plot(const Plan& plan) {
     add(latents, real(tokens), std::min(of_a_gpu * c.cache_bytes, std::max(0.0, *plot.y.max - used)));
   }
   plot.series = {weights, rest, state, latents};
-  plot.rules.push_back({false, s.machine.hw.memory_bytes, "memory"});
+  plot.rules.push_back({false, s.machine.hw.memory_bytes, fmt::format("memory, {:.0f} GB", s.machine.hw.memory_bytes / 1e9)});
   return plot;
 }
 
@@ -275,142 +217,23 @@ Plot decode_plot(const Plan& plan) {
   return plot;
 }
 
-Plot prefill_split_plot(const Plan& plan) {
-  const Scenario& s = plan.scenario;
-  Plot plot;
-  plot.title = "Where the time of a prefill goes";
-  plot.note = "One prompt at a time.";
-  plot.wide = true;
-  plot.x = axis("tokens of the prompt", Unit::count, true);
-  plot.y = axis("share of the time", Unit::percent);
-  plot.y.min = 0, plot.y.max = 1;
-  const PrefillTime first = prefill_of(s, plan.chosen()->layout, 1);
-  std::vector<std::vector<double>> shares(first.parts().size());
-  std::vector<double> x, rest;
-  size_t mla = 0, gemm = 0, routed = 0;
-  for (const int64_t tokens : lengths()) {
-    const PrefillTime t = prefill_of(at_length(s, tokens), plan.chosen()->layout, 1);
-    x.push_back(real(tokens));
-    const auto parts = t.parts();
-    for (size_t i = 0; i < parts.size(); ++i) {
-      shares[i].push_back(parts[i].part.seconds / t.seconds);
-      const std::string_view name = parts[i].name;
-      if (name == "mla_core") mla = i;
-      if (name == "gemm") gemm = i;
-      if (name == "routed") routed = i;
-    }
-    rest.push_back(0.5);
-  }
-  const auto parts = first.parts();
-  std::vector<double> below(x.size(), 0.0);
-  for (size_t i = 0; i < parts.size(); ++i) {
-    if (*std::max_element(shares[i].begin(), shares[i].end()) < 0.002) continue;
-    Series s_i = line(std::string(part_text(parts[i].name)));
-    s_i.kind = Series::Kind::area;
-    s_i.x = x, s_i.y = shares[i];
-    plot.series.push_back(std::move(s_i));
-  }
-  for (const auto& [other, name] : {std::pair(&shares[gemm], "the dense products"), std::pair(&shares[routed], "the routed experts"), std::pair(&rest, "all else")}) {
-    const double at = crossing(x, shares[mla], *other);
-    if (at <= 0) continue;
-    const size_t number = plot.rules.size() + 1;
-    plot.rules.push_back({true, at, fmt::format("{}", number)});
-    plot.note += fmt::format("{} {}: MLA attention passes {} at {:.0f}k tokens.", number == 1 ? " Marks:" : "", number, name, at / 1000);
-  }
-  return plot;
-}
-
-Plot prefill_time_plot(const Plan& plan, const Plan* against) {
-  Plot plot;
-  plot.title = "Time to the first token of a lone prompt";
-  plot.x = axis("tokens of the prompt", Unit::count, true);
-  plot.y = axis("TTFT", Unit::seconds, true);
-  const auto add_plan = [&](const Plan& p, int colour) {
-    Series s = line(against != nullptr ? name_of(p) : "with the band of the errors", colour);
-    for (const int64_t tokens : lengths()) {
-      const double seconds = point_of(at_length(p.scenario, tokens), p.chosen()->layout, 1).ttft_p50;
-      add(s, real(tokens), seconds);
-      s.low.push_back(seconds * p.scenario.band.low);
-      s.high.push_back(seconds * p.scenario.band.high);
-    }
-    plot.series.push_back(std::move(s));
-  };
-  add_plan(plan, 0);
-  if (against != nullptr && against->chosen() != nullptr) add_plan(*against, 1);
-  return plot;
-}
-
-Plot mechanism_cache_plot(const Plan& plan) {
-  return mechanism_plot(plan, "Cache of a sequence, by mechanism", "bytes", Unit::bytes, [](const MechanismCost& c) { return c.cache_bytes; });
-}
-
-Plot mechanism_decode_plot(const Plan& plan) {
-  return mechanism_plot(plan, "Bytes of a decoded token, by mechanism", "bytes read and written", Unit::bytes, [](const MechanismCost& c) { return c.decode_bytes; });
-}
-
-Plot mechanism_prefill_plot(const Plan& plan) {
-  Plot plot = mechanism_plot(plan, "Attention of a prefill, by mechanism", "PFLOP", Unit::number, [](const MechanismCost& c) { return c.prefill_flops / 1e15; });
-  plot.note = "Projections and experts left out: they are the same for all.";
-  return plot;
-}
-
-Plot speculation_length_plot(const Plan& plan) {
-  const int64_t users = users_of(plan);
-  Plot plot;
-  plot.title = fmt::format("Speculation: speed by drafted tokens, {} user{}", users, users == 1 ? "" : "s");
-  plot.note = "Against decoding without a draft; fused replay. Below 1 it loses.";
-  plot.x = axis("drafted tokens", Unit::number);
-  plot.y = axis("times as fast", Unit::number);
-  for (const AcceptanceCurve& curve : published_acceptance()) {
-    Series s = line(curve.name);
-    for (int64_t drafted = 1; drafted <= 8; ++drafted) {
-      add(s, real(drafted), speed_with(plan.scenario, plan.chosen()->layout, users, curve, drafted, SpeculationScheme::fused));
-    }
-    plot.series.push_back(std::move(s));
-  }
-  plot.rules.push_back({false, 1, "no gain"});
-  return plot;
-}
-
-Plot speculation_users_plot(const Plan& plan) {
-  Plot plot;
-  plot.title = "Speculation: speed by users, 7 drafted";
-  plot.note = "Accepted as on code. Schemes differ in how rejected tokens leave the KDA states; the dip is where verified tokens touch more experts.";
-  plot.x = axis("users at once", Unit::count, true);
-  plot.y = axis("times as fast", Unit::number);
-  const AcceptanceCurve& code = published_acceptance().front();
-  for (const auto& [scheme, name] : {std::pair(SpeculationScheme::fused, "fused replay"), std::pair(SpeculationScheme::replay, "replay"),
-                                     std::pair(SpeculationScheme::snapshot, "snapshot")}) {
-    Series s = line(name);
-    for (const UserPoint& u : plan.chosen()->ladder) add(s, real(u.users), speed_with(plan.scenario, plan.chosen()->layout, u.users, code, 7, scheme));
-    if (s.x.size() == 1) s.marker = Marker::dot;
-    plot.series.push_back(std::move(s));
-  }
-  plot.rules.push_back({false, 1, "no gain"});
-  return plot;
-}
-
-Plot prefix_plot(const Plan& plan) {
-  Plot plot;
-  plot.title = "A prompt whose prefix is reused";
-  plot.note = "Prefill with 1,024 new tokens behind the prefix: all of it computed, or the prefix restored from each tier.";
-  plot.x = axis("tokens of the prefix", Unit::count, true);
-  plot.y = axis("time", Unit::seconds, true);
-  const Deployment d = deployment_of(plan.scenario, plan.chosen()->layout);
-  Series cold = line("computed", 6);
-  cold.dashed = true;
-  for (const auto& [place, name] : {std::pair(PrefixPlace::network, "from the network"), std::pair(PrefixPlace::host, "from the host"),
-                                    std::pair(PrefixPlace::hbm, "from the GPU")}) {
-    Series s = line(name);
-    for (const int64_t tokens : lengths()) {
-      const PrefixBenefit b = prefix_benefit(d, place, tokens, 1024);
-      add(s, real(tokens), b.warm_seconds + b.restore_seconds);
-      if (place == PrefixPlace::hbm) add(cold, real(tokens), b.cold_seconds);
-    }
-    plot.series.push_back(std::move(s));
-  }
-  plot.series.insert(plot.series.begin(), std::move(cold));
-  return plot;
+std::vector<PagePlot> page_plots(const Plan& plan, const Plan* against) {
+  if (against != nullptr && against->chosen() == nullptr) against = nullptr;
+  return {{"", "frontier", frontier_plot(plan, against)},
+          {"", "latency", users_plot(plan, against)},
+          {"", "decode", decode_plot(plan)},
+          {"Memory", "memory", memory_plot(plan)},
+          {"", "history", history_plot(plan)},
+          {"", "users", capacity_plot(plan, against)},
+          {"", "prefix", prefix_plot(plan)},
+          {"Prefill", "prefill-split", prefill_split_plot(plan)},
+          {"", "prefill-time", prefill_time_plot(plan, against)},
+          {"", "mechanism-prefill", mechanism_prefill_plot(plan)},
+          {"Attention mechanisms on this model's shape", "mechanism-cache", mechanism_cache_plot(plan)},
+          {"", "mechanism-decode", mechanism_decode_plot(plan)},
+          {"Speculation", "speculation-drafted", speculation_length_plot(plan)},
+          {"", "speculation-users", speculation_users_plot(plan)},
+          {"", "speculation-need", speculation_need_plot(plan)}};
 }
 
 }  // namespace k3::plan
