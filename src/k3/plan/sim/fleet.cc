@@ -118,7 +118,9 @@ class Fleet {
     const double back = failure.at_seconds + failure.repair_seconds;
     down_[failed] = back;
     K3_TRY_ASSIGN(const std::vector<Cell::Orphan> orphans, cells_[failed]->fail(failure.at_seconds, back));
+    std::vector<size_t> users_at;  // where those went on who take what stands in line
     for (const Cell::Orphan& orphan : orphans) {
+      if (orphan.in_line) continue;
       double seconds = orphan.seconds;
       int32_t cell = place(orphan.request, seconds, cells_.size());
       if (cell < 0) {  // nobody is up: it waits for the first that comes back
@@ -126,12 +128,13 @@ class Fleet {
         if (!std::isfinite(seconds)) continue;
         cell = place(orphan.request, seconds, cells_.size());
       }
-      Cell& target = *cells_[static_cast<size_t>(cell)];
-      if (orphan.in_line) {
-        target.line_up(orphan.request);
-      } else {
-        target.restart_at(orphan.request, seconds);
-      }
+      cells_[static_cast<size_t>(cell)]->restart_at(orphan.request, seconds);
+      users_at.push_back(static_cast<size_t>(cell));
+    }
+    if (users_at.empty()) users_at.push_back(failed);  // they are thinking, and it is back before they go on
+    size_t turn = 0;
+    for (const Cell::Orphan& orphan : orphans) {
+      if (orphan.in_line) cells_[users_at[turn++ % users_at.size()]]->line_up(orphan.request);
     }
     return {};
   }

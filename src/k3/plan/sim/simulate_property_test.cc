@@ -87,6 +87,29 @@ Draw draw_all() {
   return d;
 }
 
+// What a counterexample was, for the reader of its log.
+void describe(const Draw& d, const std::vector<const SimResult*>& results) {
+  const SimScenario& s = d.scenario;
+  RC_LOG() << fmt::format("pacing {}, {} users, {} replicas, P/D {}+{}, request {} s, {} budgets, {} drafted\n", static_cast<int>(s.pacing), s.users, s.replicas, s.prefill_engines,
+                          s.decode_engines, s.request_seconds, s.budgets.size(), s.acceptance.accepted.size());
+  for (const EngineSettings* e : {&s.engine, &s.decode}) {
+    RC_LOG() << fmt::format("engine: {} pages, host {} B, remote {} B, {} running, steps of {}, queue {}, idle {}, apart {}, slo {}, every {}, second {}\n",
+                            e->pool_bytes / e->shape.page_bytes, e->host_bytes, e->remote_bytes, e->core.max_running, e->core.step_tokens, e->queue, e->core.keep_idle,
+                            e->core.separate_phases, e->core.schedule == SchedulePolicy::slo, e->policy.every_tokens, e->policy.second_sighting);
+  }
+  for (const Failure& f : s.failures) RC_LOG() << fmt::format("replica {} fails at {} s for {} s\n", f.replica, f.at_seconds, f.repair_seconds);
+  for (size_t i = 0; i < d.requests.size(); ++i) {
+    const PlannedRequest& r = d.requests[i];
+    RC_LOG() << fmt::format("{}: session {} turn {}, {} + {} tokens at {} s", i, r.session, r.turn, r.input_tokens, r.output_tokens, r.at_s);
+    for (const SimResult* result : results) {
+      const SimRecord& x = result->records[i];
+      RC_LOG() << fmt::format(" | {} on {}: {} {} {} {}, {} of {} skipped, {} computed, {} generated, {} preemptions, {} restarts", sim_outcome_name(x.outcome), x.replica, x.arrival,
+                              x.admitted, x.first_token, x.end, x.cached, x.matched, x.computed, x.generated, x.preemptions, x.restarts);
+    }
+    RC_LOG() << "\n";
+  }
+}
+
 void check_record(const SimScenario& s, const PlannedRequest& wanted, const SimRecord& r) {
   RC_ASSERT(r.outcome == SimOutcome::done);  // the pool holds each of them alone, and every replica comes back
   RC_ASSERT(r.generated == wanted.output_tokens);
@@ -110,6 +133,7 @@ TEST(SimulateProperty, EveryRequestEndsOnceAndNothingIsLost) {
     const Draw d = draw_all();
     const Workload workload = make_workload(d.requests).value();
     const SimResult result = simulate(d.scenario, workload).value();
+    describe(d, {&result});
     RC_ASSERT(result.first_refusal.empty());
     int64_t prompt = 0, cached = 0, generated = 0;
     for (size_t i = 0; i < d.requests.size(); ++i) {
@@ -139,15 +163,7 @@ TEST(SimulateProperty, RepeatedStepsChangeNothing) {
     const SimResult quick = simulate(d.scenario, workload).value();
     d.scenario.repeats = false;
     const SimResult slow = simulate(d.scenario, workload).value();
-    const SimScenario& q = d.scenario;
-    RC_LOG() << "pacing " << int(q.pacing) << " users " << q.users << " rep " << q.replicas << " pd " << q.prefill_engines << "/" << q.decode_engines << " run " << q.engine.core.max_running << "," << q.decode.core.max_running << " idle " << q.engine.core.keep_idle << q.decode.core.keep_idle << " sep " << q.engine.core.separate_phases << " queue " << q.engine.queue << " steptok " << q.engine.core.step_tokens << " pool " << q.engine.pool_bytes / q.engine.shape.page_bytes << " host " << q.engine.host_bytes / q.engine.shape.page_bytes << " remote " << q.engine.remote_bytes / q.engine.shape.page_bytes << " acc " << q.acceptance.accepted.size() << " budgets " << q.budgets.size() << " rs " << q.request_seconds << " steps " << quick.summary.steps << " " << slow.summary.steps;
-    for (const auto& f : q.failures) RC_LOG() << "\nfail " << f.replica << " " << f.at_seconds << " " << f.repair_seconds;
-    for (size_t i = 0; i < d.requests.size(); ++i) {
-      const auto& r = d.requests[i];
-      const SimRecord &a = quick.records[i], &b = slow.records[i];
-      RC_LOG() << "\nreq s" << r.session << " t" << r.turn << " in " << r.input_tokens << " out " << r.output_tokens << " at " << r.at_s << " think " << r.think_s;
-      for (const auto* x : {&a, &b}) RC_LOG() << "  [" << x->arrival << " " << x->admitted << " " << x->first_token << " " << x->end << " c" << x->cached << " m" << x->matched << " pre" << x->preemptions << " re" << x->restarts << " lost" << x->lost_tokens << "]";
-    }
+    describe(d, {&quick, &slow});
     RC_ASSERT(quick.summary.steps == slow.summary.steps);
     RC_ASSERT(quick.summary.cache.evicted_pages == slow.summary.cache.evicted_pages);
     for (size_t i = 0; i < d.requests.size(); ++i) {
@@ -168,6 +184,7 @@ TEST(SimulateProperty, RequestsInTheEngineAddUpToTheirTimes) {
     s.failures.clear();
     s.prefill_engines = s.decode_engines = 0;
     const SimResult result = simulate(s, make_workload(d.requests).value()).value();
+    describe(d, {&result});
     double sampled = 0, spent = 0, longest = 0;
     for (const SimSample& sample : result.series.samples()) sampled += static_cast<double>(sample.queued + sample.running) * result.series.step_seconds();
     for (const SimRecord& r : result.records) spent += r.end - r.arrival;
