@@ -291,6 +291,7 @@ Result<std::vector<Cell::Orphan>> Cell::fail(double seconds, double back) {
   std::vector<Orphan> orphans;
   const auto orphan = [&](int32_t index, double at) {
     orphans.push_back({index, at, false});
+    record(index).lost_tokens += std::exchange(record(index).generated, 0);  // of its prefill engine
     ++record(index).restarts;
   };
   for (const auto& engine : engines_) {
@@ -309,7 +310,6 @@ Result<std::vector<Cell::Orphan>> Cell::fail(double seconds, double back) {
   for (; !events_.empty(); events_.pop()) {
     const Event& event = events_.top();
     if (event.handed_over) {
-      record(event.request).lost_tokens += std::exchange(record(event.request).generated, 0);
       orphan(event.request, seconds);
     } else if (event.seconds < back) {
       orphans.push_back({event.request, event.seconds - scenario_.request_seconds, false});
