@@ -192,6 +192,34 @@ TEST(Sim, MeasuredStepsOfASmallModel) {
   EXPECT_GE(ordered.at("requests")[1].at("arrival_s"), ordered.at("requests")[0].at("end_s"));
 }
 
+// What the real server skips of each prompt, the simulator skips, with room for everything and in a pool that has to evict.
+TEST(Sim, HitsAreThoseOfTheServer) {
+  const Scratch scratch;
+  put_file(scratch.path("clock.json"), R"({"points":[{"decode_rows":1,"seconds":0.01},{"prompts":1,"new_tokens":64,"seconds":0.08}]})");
+  const std::string trace = source_path("bench/serve/agent_sessions_0_11.jsonl");
+  const Arguments cut = {"--scale", "0.05", "--max-output", "4", "--limit", "40"};
+  for (const Arguments& pool : std::vector<Arguments>{{}, {"--pool-bytes", "30MiB"}}) {
+    SCOPED_TRACE(pool.empty() ? "ample" : pool.back());
+    Process server(k3_spawn(with({"serve", kMini, "--port", "0", "-t", "1", "--ctx", "8192", "--max-running", "8"}, pool)));
+    ASSERT_TRUE(server.wait_err("listening on http://127.0.0.1:") && server.wait_err("\n")) << server.err();
+    std::smatch port;
+    ASSERT_TRUE(std::regex_search(server.err(), port, std::regex("127.0.0.1:([0-9]+)")));
+    const std::string run = k3_ok(with({"loadgen", "http://127.0.0.1:" + port[1].str(), "--trace", trace, "--sequential", "--json"}, cut));
+    server.send(SIGTERM);
+    put_file(scratch.path("run.json"), run);
+    const Arguments sim = {"sim", kMini, trace, "--made-up-answers", "--clock", scratch.path("clock.json"), "--ctx", "8192", "--max-running", "8", "--recorded-order",
+                           scratch.path("run.json")};
+    const json root = simulated(with(with(sim, cut), pool));
+    int64_t evicted = root.at("summary").at("evicted_pages").get<int64_t>() + root.at("summary").at("evicted_checkpoints").get<int64_t>();
+    EXPECT_EQ(evicted > 0, !pool.empty());
+    for (const json& r : json::parse(run).at("requests")) {
+      const auto index = r.at("index").get<size_t>();
+      EXPECT_EQ(r.at("cached_tokens"), root.at("requests").at(index).at("cached_tokens")) << "request " << index;
+    }
+    EXPECT_GT(root.at("summary").at("hit_ratio"), 0);
+  }
+}
+
 TEST(Sim, WritesPagesAndTables) {
   const Scratch scratch;
   const Arguments run = k3_sim(kAgents, {"--limit", "120"});
@@ -232,7 +260,7 @@ TEST(Sim, EveryExampleOfTheHelpRuns) {
       }
       arguments.push_back(word);
     }
-    if (arguments[2] != "synthetic") arguments = with(arguments, {"--limit", "60"});
+    if (arguments[2] != "synthetic") arguments = with(arguments, {"--limit", "40"});
     k3_ok(arguments);
     ++count;
   }
