@@ -84,8 +84,8 @@ TEST(Machines, ErrorsNameFileLineAndCell) {
   expect_refused(kWhole + "[efficiency]\nlink = 1.5\n", "m.toml:15: efficiency.link is 1.5; a number from 0.0001 to 1");
   expect_refused(kWhole + "[efficiency]\nlink = -0.5\n", "efficiency.link is -0.5");
   expect_refused(kWhole + "made = 2026-01-01\n", "m.toml:14: dates and times");
-  expect_refused(kWhole + "name = 3\nname = 4\n", "m.toml:15:");
-  expect_refused("a" + std::string(40000, '.') + "b = 1\n", "more than 32 dots");
+  expect_refused(kWhole + "name = 3\nname = 4\n", "m.toml:15: name stands there already, from line 14");
+  expect_refused("a" + std::string(40000, '.') + "b = 1\n", "m.toml:1: a name of letters, digits, _ and - is wanted, not '.'");
   expect_refused(std::string(static_cast<size_t>(kMostTomlBytes) + 1, ' '), "at most 1048576 are read");
 }
 
