@@ -180,6 +180,9 @@ std::string answer_text(const PlanSetup& setup, const plan::Answer& answer) {
   line(out, "fits", fmt::format("yes{}: of {} on each GPU {} are weights, {} free for histories", setup.gpus_chosen ? ", and no fewer do" : "",
                                 gigabytes(c.memory_bytes), gigabytes(c.weights_bytes), gigabytes(c.free_bytes)));
   line(out, "users", users_text(s, chosen));
+  if (const int64_t most = setup.config.max_position_embeddings; most > 0 && s.load.total_tokens() > most) {
+    line(out, "note", fmt::format("the model's config ends at {} tokens: nothing says that it works beyond", format_grouped(most)));
+  }
   if (!chosen.point) {
     line(out, "load", fmt::format("{} do not fit at {} tokens: {} do", plural(s.load.users, "user"), format_grouped(s.load.total_tokens()),
                                   format_grouped(c.requests)));

@@ -208,7 +208,7 @@ std::string plan_html(const Plan& plan, const Plan* against) {
 std::vector<SvgFile> plan_svgs(const Plan& plan, const Plan* against) {
   std::vector<SvgFile> out;
   if (plan.chosen() == nullptr) return out;
-  constexpr double kWidth = 760, kHeight = 380;
+  constexpr double kWidth = 760, kHeight = 400;
   for (const PagePlot& one : page_plots(plan, against)) {
     out.push_back({std::string(one.name) + ".svg", render_svg(one.plot, {kWidth, kHeight, true, ""})});
   }

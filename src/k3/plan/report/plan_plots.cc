@@ -33,7 +33,7 @@ void add_frontier(Plot& plot, const Plan& plan, int colour, const std::string& n
     best.labels.push_back(point_label(f));
   }
   // Thousands of points of a large sweep make a page heavy and its cloud no clearer.
-  constexpr size_t kMostPoints = 600;
+  constexpr size_t kMostPoints = 300;
   if (colour == 0 && all.x.size() > 0) {
     const size_t every = all.x.size() / kMostPoints + 1;
     Series thinned = all;
