@@ -6,9 +6,9 @@
 #include <limits>
 #include <regex>
 
-#include "k3/base/report/quantile.h"
 #include "k3/base/report/axis.h"
 #include "k3/base/report/html_report.h"
+#include "k3/base/report/quantile.h"
 #include "k3/base/report/svg.h"
 #include "k3/base/report/xml_test_util.h"
 #include "k3/base/rng.h"

@@ -177,7 +177,8 @@ void draw_boxes(Canvas& c) {
                          pixels(std::min(y0, y1)), pixels(std::abs(x1 - x0)), pixels(std::abs(y1 - y0)));
     // On the right: a trade-off falls from the upper left, so that corner is empty.
     const bool narrow = std::abs(x1 - x0) < text_width(box.label) + 10;
-    c.text(narrow ? std::min(x0, x1) + 5 : std::max(x0, x1) - 5, std::min(y0, y1) + 14, narrow ? "start" : "end", box.label, kOver);
+    c.text(narrow ? std::min(x0, x1) + 5 : std::max(x0, x1) - 5, std::min(y0, y1) + 14, narrow ? "start" : "end", box.label,
+           kOver);
   }
 }
 
@@ -224,8 +225,10 @@ std::vector<std::string> wrapped(std::string_view text, double width) {
     const size_t end = std::min(text.find(' ', begin), text.size());
     const std::string_view word = text.substr(begin, end - begin);
     const bool fits = !lines.empty() && text_width(lines.back()) + text_width(" ") + text_width(word) <= width;
-    if (fits) lines.back() += " " + std::string(word);
-    else lines.emplace_back(word);
+    if (fits)
+      lines.back() += " " + std::string(word);
+    else
+      lines.emplace_back(word);
     begin = end + 1;
   }
   return lines;
@@ -274,7 +277,8 @@ std::string render_svg(const Plot& plot, const SvgOptions& options) {
   c.out += fmt::format("<g transform=\"translate({} {})\">\n", pixels(r.left), pixels(r.top));
   draw_marks(c);
   c.out += "</g>\n";
-  for (size_t i = 0; i < note.size(); ++i) c.text(0, options.height - 5 - kLine * static_cast<double>(note.size() - 1 - i), "start", note[i]);
+  for (size_t i = 0; i < note.size(); ++i)
+    c.text(0, options.height - 5 - kLine * static_cast<double>(note.size() - 1 - i), "start", note[i]);
   return c.out + "</svg>\n";
 }
 

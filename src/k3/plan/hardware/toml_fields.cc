@@ -23,7 +23,8 @@ Status TomlFields::read_number(std::string_view key, double least, double most, 
   const TomlNode* const field = get(key);
   *found = field != nullptr;
   if (field == nullptr) return {};
-  if (field->kind != TomlNode::Kind::number) return wrong(key, fmt::format("is {}; a number is wanted", toml_kind_name(field->kind)));
+  if (field->kind != TomlNode::Kind::number)
+    return wrong(key, fmt::format("is {}; a number is wanted", toml_kind_name(field->kind)));
   if (!(field->number >= least && field->number <= most)) {  // NaN is refused, too
     return wrong(key, fmt::format("is {:g}; a number from {:g} to {:g} is wanted", field->number, least, most));
   }
@@ -57,7 +58,8 @@ Status TomlFields::whole(std::string_view key, int64_t least, int64_t most, int6
 Status TomlFields::text(std::string_view key, std::string* out) {
   const TomlNode* const field = get(key);
   if (field == nullptr) return {};
-  if (field->kind != TomlNode::Kind::text) return wrong(key, fmt::format("is {}; a string is wanted", toml_kind_name(field->kind)));
+  if (field->kind != TomlNode::Kind::text)
+    return wrong(key, fmt::format("is {}; a string is wanted", toml_kind_name(field->kind)));
   *out = field->text;
   return {};
 }
@@ -65,7 +67,8 @@ Status TomlFields::text(std::string_view key, std::string* out) {
 Status TomlFields::flag(std::string_view key, bool* out) {
   const TomlNode* const field = get(key);
   if (field == nullptr) return {};
-  if (field->kind != TomlNode::Kind::flag) return wrong(key, fmt::format("is {}; true or false is wanted", toml_kind_name(field->kind)));
+  if (field->kind != TomlNode::Kind::flag)
+    return wrong(key, fmt::format("is {}; true or false is wanted", toml_kind_name(field->kind)));
   *out = field->flag;
   return {};
 }

@@ -44,7 +44,8 @@ class Parser {
 
   template <class... Arguments>
   Error wrong(fmt::format_string<Arguments...> text, Arguments&&... arguments) const {
-    return fail(Code::invalid_argument, "{}:{}: {}", source_, line_, fmt::format(text, std::forward<Arguments>(arguments)...));
+    return fail(Code::invalid_argument, "{}:{}: {}", source_, line_,
+                fmt::format(text, std::forward<Arguments>(arguments)...));
   }
   // For "X is wanted, not Y".
   std::string here() const {
@@ -98,9 +99,11 @@ class Parser {
       return &table->items.emplace_back(node_of(TomlNode::Kind::table, line_));
     }
     TomlNode* found = &table->items[static_cast<size_t>(at - table->keys.begin())];
-    const bool tables = found->kind == TomlNode::Kind::array && !found->items.empty() && found->items.back().kind == TomlNode::Kind::table;
+    const bool tables =
+        found->kind == TomlNode::Kind::array && !found->items.empty() && found->items.back().kind == TomlNode::Kind::table;
     if (tables) found = &found->items.back();
-    if (found->kind != TomlNode::Kind::table) return wrong("{} is {} already, from line {}", key, toml_kind_name(found->kind), found->line);
+    if (found->kind != TomlNode::Kind::table)
+      return wrong("{} is {} already, from line {}", key, toml_kind_name(found->kind), found->line);
     return found;
   }
   Result<TomlNode*> enter_all(TomlNode* table, const std::vector<std::string>& name) {
@@ -129,8 +132,10 @@ class Parser {
       parent->keys.push_back(name.back());
       parent->items.push_back(node_of(TomlNode::Kind::array, line_));
     }
-    TomlNode& array = parent->items[static_cast<size_t>(std::find(parent->keys.begin(), parent->keys.end(), name.back()) - parent->keys.begin())];
-    const bool tables = array.kind == TomlNode::Kind::array && (array.items.empty() || array.items.back().kind == TomlNode::Kind::table);
+    TomlNode& array = parent->items[static_cast<size_t>(std::find(parent->keys.begin(), parent->keys.end(), name.back()) -
+                                                        parent->keys.begin())];
+    const bool tables =
+        array.kind == TomlNode::Kind::array && (array.items.empty() || array.items.back().kind == TomlNode::Kind::table);
     if (!tables) return wrong("{} is {} already, from line {}", name.back(), toml_kind_name(array.kind), array.line);
     table_ = &array.items.emplace_back(node_of(TomlNode::Kind::table, line_));
     return {};
@@ -141,7 +146,8 @@ class Parser {
     if (peek() != '=') return wrong("'=' is wanted after {}, not {}", name.back(), here());
     ++at_;
     K3_TRY_ASSIGN(TomlNode* const table, enter_all(table_, name));
-    if (const TomlNode* const before = table->find(name.back())) return wrong("{} stands there already, from line {}", name.back(), before->line);
+    if (const TomlNode* const before = table->find(name.back()))
+      return wrong("{} stands there already, from line {}", name.back(), before->line);
     K3_TRY_ASSIGN(TomlNode value, read_value(0));
     table->keys.push_back(name.back());
     table->items.push_back(std::move(value));
@@ -162,7 +168,8 @@ class Parser {
       node.flag = word == "true";
       return node;
     }
-    const bool date = word.size() > 4 && is_digit(word[0]) && (word.find(':') != std::string_view::npos || (is_digit(word[3]) && word[4] == '-'));
+    const bool date = word.size() > 4 && is_digit(word[0]) &&
+                      (word.find(':') != std::string_view::npos || (is_digit(word[3]) && word[4] == '-'));
     if (date) return wrong("dates and times have no place here");
     const std::optional<double> number = number_of(word);
     if (!number) return wrong("{} is neither a number nor true, false or a string in quotes", word.substr(0, kMostName));
@@ -174,8 +181,10 @@ class Parser {
   static std::optional<double> number_of(std::string_view word) {
     std::string plain;
     for (size_t i = 0; i < word.size(); ++i) {
-      if (word[i] != '_') plain += word[i];
-      else if (i == 0 || i + 1 == word.size() || !is_digit(word[i - 1]) || !is_digit(word[i + 1])) return std::nullopt;
+      if (word[i] != '_')
+        plain += word[i];
+      else if (i == 0 || i + 1 == word.size() || !is_digit(word[i - 1]) || !is_digit(word[i + 1]))
+        return std::nullopt;
     }
     std::string_view digits = plain;
     const bool minus = digits.starts_with('-');
@@ -196,8 +205,10 @@ class Parser {
       K3_TRY_ASSIGN(TomlNode item, read_value(depth + 1));
       node.items.push_back(std::move(item));
       skip_lines();
-      if (peek() == ',') ++at_;
-      else if (peek() != ']') return wrong("',' or ']' is wanted in an array, not {}", at_end() ? "the end of the file" : here());
+      if (peek() == ',')
+        ++at_;
+      else if (peek() != ']')
+        return wrong("',' or ']' is wanted in an array, not {}", at_end() ? "the end of the file" : here());
     }
     ++at_;
     return node;
@@ -210,9 +221,12 @@ class Parser {
     for (++at_; peek() != quote; ++at_) {
       const auto byte = static_cast<unsigned char>(peek());
       if (at_end() || byte == '\n' || byte == '\r') return wrong("a quote is not closed");
-      if ((byte < 0x20 && byte != '\t') || byte == 0x7f) return wrong("{} in a string: write \\u{:04x}", here(), static_cast<unsigned>(byte));
-      if (quote == '"' && byte == '\\') K3_TRY(read_escape(&node.text));
-      else node.text += peek();
+      if ((byte < 0x20 && byte != '\t') || byte == 0x7f)
+        return wrong("{} in a string: write \\u{:04x}", here(), static_cast<unsigned>(byte));
+      if (quote == '"' && byte == '\\')
+        K3_TRY(read_escape(&node.text));
+      else
+        node.text += peek();
     }
     ++at_;
     return node;

@@ -4,7 +4,8 @@
 // Memory:   plain values.
 // Threads:  a tree is immutable after parse.
 // Errors:   invalid_argument: file, line, dotted name, what is wrong with it and what is wanted.
-// Source:   TOML 1.0 without dates, strings over several lines, tables in braces, names in quotes, numbers that are not decimal.
+// Source:   TOML 1.0 without dates, strings over several lines, tables in braces, names in quotes, numbers that are not
+// decimal.
 #pragma once
 
 #include <cstdint>
