@@ -20,10 +20,10 @@ LIBRARIES = [
     ("cudnn", "cudnn"), ("cutlass/", "cutlass"), ("jpeglib.h", "jpeg"), ("turbojpeg.h", "jpeg"), ("png.h", "png"),
     ("webp/", "webp"), ("libavcodec/", "libav"), ("libavformat/", "libav"), ("libavutil/", "libav"),
     ("libswscale/", "libav"), ("gtest/", "gtest"), ("gmock/", "gmock"), ("rapidcheck", "rapidcheck"), ("benchmark/", "benchmark"),
-    ("openssl/", "openssl"), ("zlib.h", "zlib"), ("sqlite3.h", "sqlite"), ("curl/", "curl"), ("toml++/", "tomlplusplus"),
+    ("openssl/", "openssl"), ("zlib.h", "zlib"), ("sqlite3.h", "sqlite"), ("curl/", "curl"),
 ]
 TEST_LIBRARIES = {"gtest", "gmock", "rapidcheck", "benchmark", "nlohmann", "fmt"}
-HEAVY = {"nlohmann", "cli11", "rapidcheck", "simdjson", "boost", "tomlplusplus"}  # in .cc files only
+HEAVY = {"nlohmann", "cli11", "rapidcheck", "simdjson", "boost"}  # in .cc files only
 SYSTEM_FOLDERS = ("sys/", "linux/", "asm/", "net/", "netinet/", "arpa/")
 SYSTEM_HEADERS = set("""aio.h cpuid.h cxxabi.h dirent.h dlfcn.h elf.h errno.h execinfo.h fcntl.h fnmatch.h ftw.h getopt.h glob.h
 grp.h immintrin.h langinfo.h locale.h malloc.h netdb.h poll.h pthread.h pty.h pwd.h sched.h semaphore.h signal.h spawn.h stdint.h

@@ -7,7 +7,7 @@ for group in "$@"; do
   case "$group" in
     build) packages="$packages g++ make cmake ninja-build ccache mold pkg-config libfmt-dev libspdlog-dev libsimdjson-dev
       nlohmann-json3-dev libcli11-dev libxxhash-dev libzstd-dev libpcre2-dev libedit-dev liburing-dev
-      libboost1.81-dev prometheus-cpp-dev liblmdb-dev libtomlplusplus-dev
+      libboost1.81-dev prometheus-cpp-dev liblmdb-dev
       libgtest-dev libgmock-dev librapidcheck-dev libbenchmark-dev zstd python3 python3-venv git" ;;
     web) packages="$packages chromium chromium-driver" ;;
     fuzz) packages="$packages clang libfuzzer-14-dev libclang-rt-14-dev" ;;

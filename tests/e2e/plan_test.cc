@@ -12,7 +12,8 @@ using testing::Not;
 TEST(Plan, AnswersOnOneScreen) {
   const std::string out = k3_ok({"plan", "k3", "--hw", "h200", "--gpus", "16", "--gpu-hour", "2.5"});
   EXPECT_LE(count_of(out, "\n"), 40u);
-  for (const char* word : {"k3 on 16 H200-SXM", "fits", "users", "TTFT", "TPOT", "p50", "p95", "band", "tokens/s/GPU", "cost", "binds", "next", "prefix cache"}) {
+  for (const char* word : {"k3 on 16 H200-SXM", "fits", "users", "TTFT", "TPOT", "p50", "p95", "band", "tokens/s/GPU",
+                           "cost", "binds", "next", "prefix cache"}) {
     EXPECT_THAT(out, HasSubstr(word));
   }
   EXPECT_THAT(out, Not(HasSubstr("does not fit")));
@@ -57,7 +58,8 @@ TEST(Plan, ChoosesTheFewestGpus) {
 }
 
 TEST(Plan, JsonHoldsTheAnswer) {
-  const json root = json::parse(k3_ok({"plan", "k3", "--hw", "b300", "--gpus", "8", "--tp", "8", "--dcp", "1", "--moe", "tp", "--users", "16", "--json"}));
+  const json root = json::parse(k3_ok(
+      {"plan", "k3", "--hw", "b300", "--gpus", "8", "--tp", "8", "--dcp", "1", "--moe", "tp", "--users", "16", "--json"}));
   const json& answer = root.at("answer");
   EXPECT_EQ(answer.at("layout").at("text"), "TP8");
   EXPECT_EQ(answer.at("point").at("users"), 16);
@@ -76,13 +78,15 @@ TEST(Plan, SweepsExplainsAndLaunches) {
   EXPECT_THAT(out, HasSubstr("routed experts"));
   EXPECT_THAT(out, HasSubstr("of memory"));
   EXPECT_THAT(out, HasSubstr("k3 serve cannot serve this layout: it takes one GPU, not 16"));
-  const std::string one = k3_ok({"plan", kMini, "--gpus", "1", "--launch", "--users", "8", "--input", "500", "--output", "100"});
+  const std::string one =
+      k3_ok({"plan", kMini, "--gpus", "1", "--launch", "--users", "8", "--input", "500", "--output", "100"});
   EXPECT_THAT(one, HasSubstr("k3 serve " + kMini + " --device cuda --max-running"));
   EXPECT_THAT(one, Not(HasSubstr("cannot")));
 }
 
 TEST(Plan, LaunchNamesOptionsThatServeHas) {
-  const std::string out = k3_ok({"plan", kMini, "--gpus", "1", "--launch", "--slots", "5", "--state-dtype", "bf16", "--users", "8", "--output", "100"});
+  const std::string out = k3_ok({"plan", kMini, "--gpus", "1", "--launch", "--slots", "5", "--state-dtype", "bf16",
+                                 "--users", "8", "--output", "100"});
   const size_t begin = out.find("k3 serve ");
   ASSERT_NE(begin, std::string::npos);
   std::vector<std::string> words;
@@ -98,8 +102,10 @@ TEST(Plan, LaunchNamesOptionsThatServeHas) {
 
 TEST(Plan, SpeculationHasItsBreakEven) {
   const auto plan = [](const std::string& acceptance) {
-    return json::parse(k3_ok({"plan", "k3", "--hw", "b300", "--gpus", "8", "--tp", "8", "--dcp", "1", "--moe", "tp", "--users", "8", "--draft", "7", "--acceptance",
-                              acceptance, "--json"})).at("answer").at("speculation");
+    return json::parse(k3_ok({"plan", "k3", "--hw", "b300", "--gpus", "8", "--tp", "8", "--dcp", "1", "--moe", "tp",
+                              "--users", "8", "--draft", "7", "--acceptance", acceptance, "--json"}))
+        .at("answer")
+        .at("speculation");
   };
   const json code = plan("dspark-code");
   // cost-model.md 9.3: 1.56 times as fast, of the idealised count.
@@ -119,7 +125,8 @@ TEST(Plan, ComparesTwoScenarios) {
   EXPECT_EQ(both.at("plan").at("scenario").at("draft_tokens"), 0);
   EXPECT_EQ(both.at("against").at("scenario").at("draft_tokens"), 7);
   // What only a draft has goes with the draft; two scenarios of the same machines are told apart.
-  const std::string drafts = k3_ok({"plan", "k3", "--gpus", "16", "--draft", "7", "--acceptance", "chat", "--scheme", "replay", "--against", "--draft 0"});
+  const std::string drafts = k3_ok({"plan", "k3", "--gpus", "16", "--draft", "7", "--acceptance", "chat", "--scheme",
+                                    "replay", "--against", "--draft 0"});
   EXPECT_THAT(drafts, HasSubstr("as asked"));
   EXPECT_THAT(drafts, HasSubstr("--draft 0"));
 }
@@ -127,11 +134,13 @@ TEST(Plan, ComparesTwoScenarios) {
 TEST(Plan, WritesAPage) {
   const Scratch scratch;
   const std::string path = scratch.path("plan.html");
-  k3_ok({"plan", "k3", "--hw", "gb300", "--gpus", "16", "--html", path, "--against", "--hw h200 --gpus 32", "--slo-ttft", "20", "--slo-tpot", "60"});
+  k3_ok({"plan", "k3", "--hw", "gb300", "--gpus", "16", "--html", path, "--against", "--hw h200 --gpus 32", "--slo-ttft",
+         "20", "--slo-tpot", "60"});
   const std::string html = file_text(path);
   EXPECT_EQ(k3::test::xml_problem(html.substr(html.find('\n') + 1)), "");
-  for (const char* word : {"Throughput against the speed of a user", "History of a request", "Where the time of a prefill goes", "by mechanism", "Speculation",
-                           "The two scenarios", "A prompt whose prefix is reused"}) {
+  for (const char* word :
+       {"Throughput against the speed of a user", "History of a request", "Where the time of a prefill goes", "by mechanism",
+        "Speculation", "The two scenarios", "A prompt whose prefix is reused"}) {
     EXPECT_THAT(html, HasSubstr(word));
   }
   EXPECT_THAT(html, Not(HasSubstr("nan")));
@@ -156,7 +165,8 @@ TEST(Plan, ChecksItselfAgainstMeasurements) {
 
 TEST(Plan, CellsAreListedAndReplaced) {
   EXPECT_THAT(k3_ok({"plan", "--cells", "--hw", "gb300", "--set", "hw.memory_bytes=200GB"}), HasSubstr("hw.memory_bytes"));
-  EXPECT_THAT(k3_ok({"plan", "k3", "--hw", "gb300", "--gpus", "8", "--set", "hw.memory_bytes=180GB"}), HasSubstr("does not fit"));
+  EXPECT_THAT(k3_ok({"plan", "k3", "--hw", "gb300", "--gpus", "8", "--set", "hw.memory_bytes=180GB"}),
+              HasSubstr("does not fit"));
   const Scratch scratch;
   std::string record = file_text(source_path("share/hardware/h200.toml"));
   put_file(scratch.path("mine.toml"), record.replace(record.find("H200-SXM"), 8, "MY-GPU"));
@@ -169,8 +179,13 @@ TEST(Plan, CalibratesOnMeasuredRuns) {
   const json inspect = json::parse(k3_ok({"inspect", kMini, "--json"}));
   json bench = {{"model", "k3-mini"}, {"parameters", inspect.at("parameters")}, {"results", json::array()}};
   const auto result = [](const char* test, int tokens, int batch, double seconds) {
-    return json{{"test", test},  {"tokens", tokens},    {"depth", 0},        {"batch", batch},
-                {"threads", 1}, {"policy", "bf16"}, {"seconds", {seconds, seconds * 1.02}}};
+    return json{{"test", test},
+                {"tokens", tokens},
+                {"depth", 0},
+                {"batch", batch},
+                {"threads", 1},
+                {"policy", "bf16"},
+                {"seconds", {seconds, seconds * 1.02}}};
   };
   bench["results"] = {result("decode", 64, 1, 0.5), result("decode", 64, 8, 0.9), result("prefill", 512, 1, 0.3)};
   put_file(scratch.path("bench.json"), bench.dump());
@@ -187,7 +202,8 @@ TEST(Plan, CalibratesOnMeasuredRuns) {
   std::vector<std::string> before = plan;
   before.push_back("--json");
   const json a = json::parse(k3_ok(before)), b = json::parse(k3_ok(calibrated));
-  EXPECT_GT(b.at("answer").at("point").at("tpot_p50_seconds").get<double>(), 2 * a.at("answer").at("point").at("tpot_p50_seconds").get<double>());
+  EXPECT_GT(b.at("answer").at("point").at("tpot_p50_seconds").get<double>(),
+            2 * a.at("answer").at("point").at("tpot_p50_seconds").get<double>());
   for (const json& point : b.at("calibration").at("points")) {
     EXPECT_LT(std::abs(std::log(point.at("after").get<double>() / point.at("seconds").get<double>())), 0.3) << point;
   }
@@ -203,8 +219,9 @@ TEST(Plan, WrongUseIsNamed) {
   const Scratch scratch;
   put_file(scratch.path("bad.toml"), "name = \"x\"\n[hw]\nmemory_bytes = 0\n");
   put_file(scratch.path("bad.json"), "{\"results\":[]}");
-  put_file(scratch.path("other.json"),
-           R"({"parameters":1e9,"results":[{"test":"decode","tokens":1,"depth":0,"batch":1,"threads":1,"policy":"bf16","seconds":[1]}]})");
+  put_file(
+      scratch.path("other.json"),
+      R"({"parameters":1e9,"results":[{"test":"decode","tokens":1,"depth":0,"batch":1,"threads":1,"policy":"bf16","seconds":[1]}]})");
   const std::vector<Refusal> table = {
       {{"plan"}, 2, "CONFIG is wanted"},
       {{"plan", "k4"}, 3, "'k4' is neither a file nor a known model; known are k3, kimi-linear-48b"},
@@ -228,7 +245,9 @@ TEST(Plan, WrongUseIsNamed) {
       {{"plan", "--check", "--html", scratch.path("x.html")}, 2, "--check prints one table"},
       {{"plan", "--cells", "--against", "--gpus 3"}, 2, "--cells prints one table"},
       {{"plan", "k3", "--draft", "3", "--acceptance", "1.5"}, 2, "no chance between 0 and 1"},
-      {{"plan", "k3", "--draft", "3", "--acceptance", "1.5,9"}, 2, "with 2 drafted, tokens a step are a number from 1.5 to 3"},
+      {{"plan", "k3", "--draft", "3", "--acceptance", "1.5,9"},
+       2,
+       "with 2 drafted, tokens a step are a number from 1.5 to 3"},
       {{"plan", "k3", "--against", "--gpus many"}, 2, "--against: "},
       {{"plan", "k3", "--against", "'--gpus 3"}, 2, "a quote is not closed"},
       {{"plan", "k3", "--against", "--against x"}, 2, "two scenarios are compared, not three"},

@@ -14,7 +14,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }
   for (const auto& row : *rows) {
     K3_CHECK(row.measured > 0 && row.layout.tp >= 1 && row.layout.dp >= 1 && row.layout.pp >= 1);
-    K3_CHECK((row.batch > 0 && row.context > 0) || (row.users > 0 && row.input > 0 && row.output > 0) || (row.sequences > 0 && row.input > 0));
+    K3_CHECK((row.batch > 0 && row.context > 0) || (row.users > 0 && row.input > 0 && row.output > 0) ||
+             (row.sequences > 0 && row.input > 0));
   }
   return 0;
 }

@@ -6,9 +6,9 @@
 #include <limits>
 #include <regex>
 
-#include "k3/base/report/quantile.h"
 #include "k3/base/report/axis.h"
 #include "k3/base/report/html_report.h"
+#include "k3/base/report/quantile.h"
 #include "k3/base/report/svg.h"
 #include "k3/base/report/xml_test_util.h"
 #include "k3/base/rng.h"
@@ -200,6 +200,21 @@ TEST(Svg, EveryKindInOneDrawing) {
   EXPECT_EQ(test::xml_problem(alone), "");
   EXPECT_THAT(alone, HasSubstr("xmlns=\"http://www.w3.org/2000/svg\""));
   EXPECT_THAT(alone, HasSubstr("prefers-color-scheme"));
+}
+
+// A file of its own has no page that would break its note into lines.
+TEST(Svg, NotesOfFilesAreWrapped) {
+  Plot plot;
+  plot.series = {series(Series::Kind::line, "a", {1, 2}, {1, 2})};
+  std::string note;
+  for (int i = 0; i < 40; ++i) note += "word" + std::to_string(i) + " ";
+  plot.note = note + std::string(200, 'w');
+  const std::string svg = render_svg(plot, {400, 300, true, ""});
+  EXPECT_EQ(test::xml_problem(svg), "");
+  for (int i = 0; i < 40; ++i) EXPECT_THAT(svg, HasSubstr("word" + std::to_string(i)));
+  EXPECT_THAT(svg, Not(HasSubstr("word0 word1 word2 word3 word4 word5 word6 word7 word8 word9 word10")));
+  plot.note = "short";
+  EXPECT_THAT(render_svg(plot, {400, 300, true, ""}), HasSubstr(">short</text>"));
 }
 
 TEST(Svg, EmptyPlotsSaySo) {

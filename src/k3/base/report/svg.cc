@@ -179,7 +179,8 @@ void draw_boxes(Canvas& c) {
                          pixels(std::min(y0, y1)), pixels(std::abs(x1 - x0)), pixels(std::abs(y1 - y0)));
     // On the right: a trade-off falls from the upper left, so that corner is empty.
     const bool narrow = std::abs(x1 - x0) < text_width(box.label) + 10;
-    c.text(narrow ? std::min(x0, x1) + 5 : std::max(x0, x1) - 5, std::min(y0, y1) + 14, narrow ? "start" : "end", box.label, kOver);
+    c.text(narrow ? std::min(x0, x1) + 5 : std::max(x0, x1) - 5, std::min(y0, y1) + 14, narrow ? "start" : "end", box.label,
+           kOver);
   }
 }
 
@@ -246,6 +247,22 @@ bool is_empty(const Canvas& c) {
   return c.plot.marks.empty() && c.plot.boxes.empty() && c.plot.rules.empty();
 }
 
+// Lines no wider than `width`, but for longer words.
+std::vector<std::string> wrapped(std::string_view text, double width) {
+  std::vector<std::string> lines;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find(' ', begin), text.size());
+    const std::string_view word = text.substr(begin, end - begin);
+    const bool fits = !lines.empty() && text_width(lines.back()) + text_width(" ") + text_width(word) <= width;
+    if (fits)
+      lines.back() += " " + std::string(word);
+    else
+      lines.emplace_back(word);
+    begin = end + 1;
+  }
+  return lines;
+}
+
 }  // namespace
 
 std::string render_svg(const Plot& plot, const SvgOptions& options) {
@@ -265,7 +282,8 @@ std::string render_svg(const Plot& plot, const SvgOptions& options) {
   }
   top += draw_legend(c, top, options.width);
   top += plot.y.label.empty() ? 8 : 25;
-  const double below = (plot.x.label.empty() ? 22 : 40) + (options.standalone && !plot.note.empty() ? kLine : 0);
+  const std::vector<std::string> note = options.standalone ? wrapped(plot.note, options.width) : std::vector<std::string>();
+  const double below = (plot.x.label.empty() ? 22 : 40) + kLine * static_cast<double>(note.size());
   c.region = {0, top, 0, std::max(options.height - top - below, 40.0)};
   const std::vector<Tick> y_ticks = c.y.ticks(std::max(2, static_cast<int>(c.region.height / 44)));
   double widest = 0;
@@ -288,7 +306,8 @@ std::string render_svg(const Plot& plot, const SvgOptions& options) {
   c.out += fmt::format("<g transform=\"translate({} {})\">\n", pixels(r.left), pixels(r.top));
   draw_marks(c);
   c.out += "</g>\n";
-  if (options.standalone && !plot.note.empty()) c.text(0, options.height - 5, "start", plot.note);
+  for (size_t i = 0; i < note.size(); ++i)
+    c.text(0, options.height - 5 - kLine * static_cast<double>(note.size() - 1 - i), "start", note[i]);
   return c.out + "</svg>\n";
 }
 

@@ -74,7 +74,8 @@ plan::Plan plan_of(const Planned& planned) {
 
 Status plan_command(const PlanOptions& o) {
   if ((o.check || o.cells) && (!o.html.empty() || !o.plots.empty() || !o.against.empty())) {
-    return fail(Code::invalid_argument, "{} prints one table; --html, --plots and --against belong to a plan", o.check ? "--check" : "--cells");
+    return fail(Code::invalid_argument, "{} prints one table; --html, --plots and --against belong to a plan",
+                o.check ? "--check" : "--cells");
   }
   if (o.check) return print_check(o);
   if (o.cells) return print_cells(o);

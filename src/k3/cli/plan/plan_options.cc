@@ -39,18 +39,21 @@ void add_machine(CLI::App& app, PlanOptions& o) {
       ->check(range(int64_t{1}, kMostGpus))
       ->type_name("N")
       ->group(group);
-  app.add_option("--set", o.set,
-                 "Replace a cell: hw.memory_bytes=96GiB, efficiency.gemm_flops=0.7 (may be given several times; --cells lists them)")
+  app.add_option(
+         "--set", o.set,
+         "Replace a cell: hw.memory_bytes=96GiB, efficiency.gemm_flops=0.7 (may be given several times; --cells lists them)")
       ->type_name("CELL=X")
       ->allow_extra_args(false)
       ->group(group);
-  app.add_option("--calibration", o.calibration,
-                 "Measured runs of this machine: JSON of k3 bench or of a closed loop of k3 loadgen; they move the efficiency "
-                 "constants, and their misfit is the error band (may be given several times)")
+  app.add_option(
+         "--calibration", o.calibration,
+         "Measured runs of this machine: JSON of k3 bench or of a closed loop of k3 loadgen; they move the efficiency "
+         "constants, and their misfit is the error band (may be given several times)")
       ->type_name("FILE")
       ->allow_extra_args(false)
       ->group(group);
-  app.add_option("--calibration-model", o.calibration_model, "The model that these runs measured, on one GPU (default: CONFIG)")
+  app.add_option("--calibration-model", o.calibration_model,
+                 "The model that these runs measured, on one GPU (default: CONFIG)")
       ->type_name("CONFIG")
       ->group(group);
 }
@@ -65,9 +68,12 @@ void add_layout(CLI::App& app, PlanOptions& o) {
   ranks("--pp", o.pp, "Stages, each with a part of the layers");
   ranks("--dcp", o.dcp, "GPUs that share a sequence's latents in decoding; divides tp");
   ranks("--kcp", o.kcp, "GPUs that share a sequence's KDA scan in a prefill");
-  app.add_option("--moe", o.moe, "ep: whole experts on a GPU; tp: slices of every expert")->check(CLI::IsMember({"tp", "ep"}))->group(group);
+  app.add_option("--moe", o.moe, "ep: whole experts on a GPU; tp: slices of every expert")
+      ->check(CLI::IsMember({"tp", "ep"}))
+      ->group(group);
   app.add_flag("--sp", o.sp, "Residual stream sharded by sequence over tp in prefills")->group(group);
-  app.add_flag("--up-replicated", o.up_replicated, "Latent up projection whole on every GPU (default: split over tp)")->group(group);
+  app.add_flag("--up-replicated", o.up_replicated, "Latent up projection whole on every GPU (default: split over tp)")
+      ->group(group);
 }
 
 void add_load(CLI::App& app, PlanOptions& o) {
@@ -100,13 +106,18 @@ void add_load(CLI::App& app, PlanOptions& o) {
 
 void add_memory(CLI::App& app, PlanOptions& o) {
   const char* group = "Histories";
-  app.add_option("--state-dtype", o.state, "KDA states: f32 (default) or bf16")->check(CLI::IsMember({"f32", "bf16"}))->group(group);
-  app.add_option("--latent-dtype", o.latent, "MLA latents: bf16 (default) or f8_e4m3")->check(CLI::IsMember({"bf16", "f8_e4m3"}))->group(group);
+  app.add_option("--state-dtype", o.state, "KDA states: f32 (default) or bf16")
+      ->check(CLI::IsMember({"f32", "bf16"}))
+      ->group(group);
+  app.add_option("--latent-dtype", o.latent, "MLA latents: bf16 (default) or f8_e4m3")
+      ->check(CLI::IsMember({"bf16", "f8_e4m3"}))
+      ->group(group);
   app.add_option("--experts", o.experts, "Routed experts: keep (as CONFIG says, default), mxfp4, bf16")
       ->check(CLI::IsMember({"keep", "mxfp4", "bf16"}))
       ->group(group);
   app.add_option("--slots", o.slots,
-                 "KDA states held for a request: 1 without a prefix cache (default), 3 unbuffered, 4 lazy, 5 double-buffered checkpoints")
+                 "KDA states held for a request: 1 without a prefix cache (default), 3 unbuffered, 4 lazy, 5 "
+                 "double-buffered checkpoints")
       ->check(range(int64_t{1}, int64_t{64}))
       ->type_name("N")
       ->group(group);
@@ -114,10 +125,14 @@ void add_memory(CLI::App& app, PlanOptions& o) {
 
 void add_speculation(CLI::App& app, PlanOptions& o) {
   const char* group = "Speculation";
-  app.add_option("--draft", o.draft, "Tokens drafted a step (default 0: none)")->check(range(int64_t{0}, int64_t{16}))->type_name("N")->group(group);
+  app.add_option("--draft", o.draft, "Tokens drafted a step (default 0: none)")
+      ->check(range(int64_t{0}, int64_t{16}))
+      ->type_name("N")
+      ->group(group);
   app.add_option("--acceptance", o.acceptance,
-                 acceptance_names() + "; or the chance of a drafted token, like 0.77; or tokens a step for 1, 2, ... drafted ones: "
-                 "1.84,2.45,2.87 (default: the first)")
+                 acceptance_names() +
+                     "; or the chance of a drafted token, like 0.77; or tokens a step for 1, 2, ... drafted ones: "
+                     "1.84,2.45,2.87 (default: the first)")
       ->type_name("A")
       ->group(group);
   app.add_option("--scheme", o.scheme, "What rolls KDA states back: fused replay (default), replay, snapshot")
@@ -141,7 +156,9 @@ void add_output(CLI::App& app, PlanOptions& o) {
       ->group(group);
   app.add_flag("--json", o.json, "Print JSON for programs")->group(group);
   app.add_option("--html", o.html, "Write a page with plots, one file")->type_name("FILE")->group(group);
-  app.add_option("--plots", o.plots, "Write the page's plots as SVG files into this folder")->type_name("FOLDER")->group(group);
+  app.add_option("--plots", o.plots, "Write the page's plots as SVG files into this folder")
+      ->type_name("FOLDER")
+      ->group(group);
 }
 
 void add_all(CLI::App& app, PlanOptions& o) {
@@ -181,8 +198,10 @@ Result<std::vector<std::string>> split_words(const std::string& text) {
   char quote = 0;
   for (const char c : text) {
     if (quote != 0) {
-      if (c == quote) quote = 0;
-      else word += c;
+      if (c == quote)
+        quote = 0;
+      else
+        word += c;
     } else if (c == '"' || c == '\'') {
       quote = c, in_word = true;
     } else if (c == ' ' || c == '\t' || c == '\n') {
@@ -219,8 +238,9 @@ Result<PlanOptions> against_options(const PlanOptions& base) {
   // A layout belongs to its number of GPUs, cells to their machine.
   const bool machine_changes = app.count("--hw") > 0, gpus_change = app.count("--gpus") > 0;
   if (layout_given && (machine_changes || gpus_change)) {
-    for (const auto& [name, value] : {std::pair("--tp", &other.tp), std::pair("--dp", &other.dp), std::pair("--pp", &other.pp),
-                                      std::pair("--dcp", &other.dcp), std::pair("--kcp", &other.kcp)}) {
+    for (const auto& [name, value] :
+         {std::pair("--tp", &other.tp), std::pair("--dp", &other.dp), std::pair("--pp", &other.pp),
+          std::pair("--dcp", &other.dcp), std::pair("--kcp", &other.kcp)}) {
       if (app.count(name) == 0) value->reset();
     }
   }
@@ -236,7 +256,8 @@ Result<PlanOptions> against_options(const PlanOptions& base) {
 }
 
 void add_plan_command(CLI::App& app, PlanOptions& o, Status& status) {
-  CLI::App* command = app.add_subcommand("plan", "How many GPUs, how many users, what latency, what it costs, what binds")->group("Size a service");
+  CLI::App* command = app.add_subcommand("plan", "How many GPUs, how many users, what latency, what it costs, what binds")
+                          ->group("Size a service");
   command->footer(kFooter);
   add_all(*command, o);
   command->callback([&o, &status] { status = plan_command(o); });

@@ -42,8 +42,8 @@ Result<plan::AcceptanceCurve> listed_acceptance(const std::string& text) {
     const auto drafted = static_cast<double>(curve.tokens_per_step.size() + 1);
     const double least = curve.tokens_per_step.empty() ? 1 : curve.tokens_per_step.back();
     if (!tokens || *tokens < least || *tokens > drafted + 1) {
-      return fail(Code::invalid_argument, "--acceptance {}: with {} drafted, tokens a step are a number from {} to {}", utf8_repair(text),
-                  drafted, least, drafted + 1);
+      return fail(Code::invalid_argument, "--acceptance {}: with {} drafted, tokens a step are a number from {} to {}",
+                  utf8_repair(text), drafted, least, drafted + 1);
     }
     curve.tokens_per_step.push_back(*tokens);
     begin = end + 1;
@@ -63,7 +63,8 @@ Result<plan::AcceptanceCurve> acceptance_of(const std::string& text) {
   }
   std::string list;
   for (const plan::AcceptanceCurve& curve : published) list += (list.empty() ? "" : ", ") + curve.name;
-  return fail(Code::invalid_argument, "--acceptance {}: none of {}, no chance between 0 and 1, no list of tokens a step", utf8_repair(text), list);
+  return fail(Code::invalid_argument, "--acceptance {}: none of {}, no chance between 0 and 1, no list of tokens a step",
+              utf8_repair(text), list);
 }
 
 void set_precision(const PlanOptions& o, plan::Precision* precision) {
@@ -134,8 +135,9 @@ Status set_calibration(const PlanOptions& o, PlanSetup* setup) {
 Status set_band(plan::Scenario* s) {
   K3_TRY_ASSIGN(const plan::Check check, published_check());
   s->band = check.scored.most;
-  const bool known = std::any_of(check.rows.begin(), check.rows.end(),
-                                 [&](const plan::CheckRow& row) { return row.measurement.scored() && row.measurement.hw == s->machine.source; });
+  const bool known = std::any_of(check.rows.begin(), check.rows.end(), [&](const plan::CheckRow& row) {
+    return row.measurement.scored() && row.measurement.hw == s->machine.source;
+  });
   s->band.source = fmt::format("the middle 80 % of {} published measurements of K3{}", check.scored.rows,
                                known ? "" : ", none of them on " + s->machine.hw.name);
   return {};
@@ -146,10 +148,12 @@ Status set_band(plan::Scenario* s) {
 Result<Config> plan_config(const std::string& name, std::string* source) {
   *source = name;
   // A folder of that name is meant before the known model; a file is not: the program itself is called k3.
-  const plan::Asset* const asset = is_directory(name) ? nullptr : plan::find_asset(std::string(kModels) + name + std::string(kJson));
+  const plan::Asset* const asset =
+      is_directory(name) ? nullptr : plan::find_asset(std::string(kModels) + name + std::string(kJson));
   if (asset != nullptr) return parse_config(asset->bytes, "share" + std::string(asset->path));
   if (!path_exists(name) && name.find('/') == std::string::npos && !name.ends_with(kJson)) {
-    return fail(Code::not_found, "'{}' is neither a file nor a known model; known are {}", utf8_repair(name), known_models());
+    return fail(Code::not_found, "'{}' is neither a file nor a known model; known are {}", utf8_repair(name),
+                known_models());
   }
   return load_config(name);
 }
@@ -164,7 +168,8 @@ Result<plan::Check> published_check() {
 Result<PlanSetup> plan_setup(const PlanOptions& o) {
   PlanSetup setup;
   plan::Scenario& s = setup.scenario;
-  if (o.config.empty()) return fail(Code::invalid_argument, "CONFIG is wanted: a config.json, a model folder, or one of {}", known_models());
+  if (o.config.empty())
+    return fail(Code::invalid_argument, "CONFIG is wanted: a config.json, a model folder, or one of {}", known_models());
   K3_TRY(check_said(o));
   K3_TRY_ASSIGN(setup.config, plan_config(o.config, &s.model));
   setup.model_is_folder = is_directory(o.config);

@@ -24,13 +24,19 @@ std::string sweep_text(const PlanSetup& setup, const plan::Answer& answer) {
   Table table(header);
   for (const plan::FrontierPoint& f : frontier(answer)) {
     const UserPoint& p = f.point;
-    std::vector<std::string> row = {layout_text(f.layout), format_grouped(p.users), time(p.ttft_p95), time(p.tpot_p50), time(p.tpot_p95),
-                                    count(p.user_tokens_per_second()), count(p.tokens_per_second_gpu)};
+    std::vector<std::string> row = {layout_text(f.layout),
+                                    format_grouped(p.users),
+                                    time(p.ttft_p95),
+                                    time(p.tpot_p50),
+                                    time(p.tpot_p95),
+                                    count(p.user_tokens_per_second()),
+                                    count(p.tokens_per_second_gpu)};
     if (s.gpu_hour > 0) row.push_back(price(p.cost_per_million));
     row.emplace_back(p.meets ? "" : "misses");
     table.row(std::move(row));
   }
-  return fmt::format("\nfrontier of {} layouts: nothing else has both faster users and more tokens/s/GPU\n{}", answer.layouts.size(), table.text());
+  return fmt::format("\nfrontier of {} layouts: nothing else has both faster users and more tokens/s/GPU\n{}",
+                     answer.layouts.size(), table.text());
 }
 
 std::string explain_text(const PlanSetup& setup, const LayoutAnswer& chosen) {
@@ -42,72 +48,99 @@ std::string explain_text(const PlanSetup& setup, const LayoutAnswer& chosen) {
     for (const plan::NamedPart& named : parts) {
       const plan::Part& p = named.part;
       const bool moved = std::string_view(named.name) == "communication" || std::string_view(named.name) == "hop";
-      const auto roof = [&](double amount, double rate) { return p.seconds > 0 && amount > 0 ? percent(amount / p.seconds / rate) : std::string(); };
-      table.row({std::string(plan::part_text(named.name)), fmt::format("{:.3f}", p.seconds * 1e3), percent(p.seconds / whole),
-                 p.bytes > 0 ? fmt::format("{:.1f}", p.bytes / 1e6) : "", p.flops > 0 ? fmt::format("{:.1f}", p.flops / 1e9) : "",
+      const auto roof = [&](double amount, double rate) {
+        return p.seconds > 0 && amount > 0 ? percent(amount / p.seconds / rate) : std::string();
+      };
+      table.row({std::string(plan::part_text(named.name)), fmt::format("{:.3f}", p.seconds * 1e3),
+                 percent(p.seconds / whole), p.bytes > 0 ? fmt::format("{:.1f}", p.bytes / 1e6) : "",
+                 p.flops > 0 ? fmt::format("{:.1f}", p.flops / 1e9) : "",
                  moved ? "" : roof(p.bytes, hw.hbm_bytes_per_second), roof(p.flops, hw.bf16_flops_per_second)});
     }
     return table.text();
   };
   const plan::DecodeStep step = decode_of(s, chosen.layout, users);
-  std::string out = fmt::format("\na decode step of {} user{} at {} tokens, on the busiest GPU of a stage: {} requests, {} rows, {:.0f} experts touched\n", users,
-                                users == 1 ? "" : "s", format_grouped(static_cast<int64_t>(s.load.mean_context())), step.group_requests, step.rows,
-                                step.distinct_experts);
+  std::string out = fmt::format(
+      "\na decode step of {} user{} at {} tokens, on the busiest GPU of a stage: {} requests, {} rows, {:.0f} experts "
+      "touched\n",
+      users, users == 1 ? "" : "s", format_grouped(static_cast<int64_t>(s.load.mean_context())), step.group_requests,
+      step.rows, step.distinct_experts);
   out += parts_table(step.parts(), step.stage_seconds);
   out += fmt::format("stage {}", time(step.stage_seconds));
-  if (chosen.layout.pp > 1) out += fmt::format(" x {} + {} hops of {}", chosen.layout.pp, chosen.layout.pp - 1, time(step.hop_seconds));
+  if (chosen.layout.pp > 1)
+    out += fmt::format(" x {} + {} hops of {}", chosen.layout.pp, chosen.layout.pp - 1, time(step.hop_seconds));
   out += fmt::format(" + host {}", time(step.host_seconds));
   if (step.draft_seconds > 0) out += fmt::format(" + draft {}", time(step.draft_seconds));
   out += fmt::format(" = {}\n", time(step.seconds));
   const int64_t requests = prefill_batch_requests(s, chosen.layout, users);
   const plan::PrefillTime prefill = prefill_of(s, chosen.layout, requests);
-  out += fmt::format("\na prefill of {} x {} tokens{}, on a GPU of a stage\n", requests, format_grouped(s.load.new_tokens()),
-                     s.load.hit_tokens() > 0 ? fmt::format(" after {} reused ones", format_grouped(s.load.hit_tokens())) : "");
+  out +=
+      fmt::format("\na prefill of {} x {} tokens{}, on a GPU of a stage\n", requests, format_grouped(s.load.new_tokens()),
+                  s.load.hit_tokens() > 0 ? fmt::format(" after {} reused ones", format_grouped(s.load.hit_tokens())) : "");
   out += parts_table(prefill.parts(), prefill.seconds);
   out += fmt::format("{} at the steady rate, {} for 1,000 tokens; {} until the last stage is done\n", time(prefill.seconds),
                      time(prefill.seconds_per_1k_tokens()), time(prefill.latency_seconds));
   return out;
 }
 
-std::string against_text(const PlanSetup& first, const plan::Answer& first_answer, const PlanSetup& second, const plan::Answer& second_answer) {
+std::string against_text(const PlanSetup& first, const plan::Answer& first_answer, const PlanSetup& second,
+                         const plan::Answer& second_answer) {
   Table table({"", scenario_name(first.scenario), scenario_name(second.scenario), "change"});
-  const auto chosen = [](const plan::Answer& answer) -> const LayoutAnswer* { return answer.best ? &answer.layouts[*answer.best] : nullptr; };
+  const auto chosen = [](const plan::Answer& answer) -> const LayoutAnswer* {
+    return answer.best ? &answer.layouts[*answer.best] : nullptr;
+  };
   const LayoutAnswer *a = chosen(first_answer), *b = chosen(second_answer);
-  const auto text = [](const LayoutAnswer* of, const auto& what) { return of == nullptr ? std::string("does not fit") : what(*of); };
+  const auto text = [](const LayoutAnswer* of, const auto& what) {
+    return of == nullptr ? std::string("does not fit") : what(*of);
+  };
   const auto row = [&](const char* name, const auto& value, const auto& print) {
     const bool both = a != nullptr && b != nullptr && a->point && b->point;
-    const auto cell = [&](const LayoutAnswer* of) { return text(of, [&](const LayoutAnswer& l) { return l.point ? print(value(l)) : std::string("too many users"); }); };
+    const auto cell = [&](const LayoutAnswer* of) {
+      return text(of, [&](const LayoutAnswer& l) { return l.point ? print(value(l)) : std::string("too many users"); });
+    };
     table.row({name, cell(a), cell(b), both ? signed_percent(value(*b) / value(*a) - 1) : ""});
   };
-  table.row({"layout", text(a, [](const LayoutAnswer& l) { return layout_text(l.layout); }), text(b, [](const LayoutAnswer& l) { return layout_text(l.layout); }), ""});
+  table.row({"layout", text(a, [](const LayoutAnswer& l) { return layout_text(l.layout); }),
+             text(b, [](const LayoutAnswer& l) { return layout_text(l.layout); }), ""});
   const auto grouped = [](double v) { return format_grouped(std::llround(v)); };
-  row("users that fit", [](const LayoutAnswer& l) { return static_cast<double>(l.capacity.requests); }, grouped);
-  row("users", [](const LayoutAnswer& l) { return static_cast<double>(l.point->users); }, grouped);
-  row("TTFT p50", [](const LayoutAnswer& l) { return l.point->ttft_p50; }, time);
-  row("TTFT p95", [](const LayoutAnswer& l) { return l.point->ttft_p95; }, time);
+  row(
+      "users that fit", [](const LayoutAnswer& l) { return static_cast<double>(l.capacity.requests); }, grouped);
+  row(
+      "users", [](const LayoutAnswer& l) { return static_cast<double>(l.point->users); }, grouped);
+  row(
+      "TTFT p50", [](const LayoutAnswer& l) { return l.point->ttft_p50; }, time);
+  row(
+      "TTFT p95", [](const LayoutAnswer& l) { return l.point->ttft_p95; }, time);
   if (std::min(first.scenario.load.output_tokens, second.scenario.load.output_tokens) > 1) {
-    row("TPOT p50", [](const LayoutAnswer& l) { return l.point->tpot_p50; }, time);
-    row("TPOT p95", [](const LayoutAnswer& l) { return l.point->tpot_p95; }, time);
+    row(
+        "TPOT p50", [](const LayoutAnswer& l) { return l.point->tpot_p50; }, time);
+    row(
+        "TPOT p95", [](const LayoutAnswer& l) { return l.point->tpot_p95; }, time);
   }
-  row("output tokens/s", [](const LayoutAnswer& l) { return l.point->output_per_second; }, count);
-  row("tokens/s/GPU", [](const LayoutAnswer& l) { return l.point->tokens_per_second_gpu; }, count);
+  row(
+      "output tokens/s", [](const LayoutAnswer& l) { return l.point->output_per_second; }, count);
+  row(
+      "tokens/s/GPU", [](const LayoutAnswer& l) { return l.point->tokens_per_second_gpu; }, count);
   if (first.scenario.gpu_hour > 0 && second.scenario.gpu_hour > 0) {
-    row("cost of a million tokens", [](const LayoutAnswer& l) { return l.point->cost_per_million; }, price);
+    row(
+        "cost of a million tokens", [](const LayoutAnswer& l) { return l.point->cost_per_million; }, price);
   }
   return "\n" + table.text();
 }
 
 std::string calibration_text(const plan::Calibration& c) {
   std::string out = "\ncalibration\n";
-  std::vector<std::vector<std::string>> points = {{"measured", "time", "model before", "after", "error", "unseen", "it moved"}};
+  std::vector<std::vector<std::string>> points = {
+      {"measured", "time", "model before", "after", "error", "unseen", "it moved"}};
   for (const plan::CalibrationRow& row : c.rows) {
     const double seconds = row.point.seconds;
-    points.push_back({row.point.name, time(seconds), time(row.before), time(row.after), signed_percent(row.after / seconds - 1), signed_percent(row.unseen / seconds - 1),
-                row.moved.empty() ? "nothing" : fmt::format("{} x {:.2f}", row.moved, row.moved_by)});
+    points.push_back({row.point.name, time(seconds), time(row.before), time(row.after),
+                      signed_percent(row.after / seconds - 1), signed_percent(row.unseen / seconds - 1),
+                      row.moved.empty() ? "nothing" : fmt::format("{} x {:.2f}", row.moved, row.moved_by)});
   }
   Table factors({"constant", "before", "after", "factor"});
   for (const plan::CalibrationFactor& f : c.factors) {
-    factors.row({f.constant, fmt::format("{:.4g}", f.before), fmt::format("{:.4g}", f.after), fmt::format("{:.2f}", f.after / f.before)});
+    factors.row({f.constant, fmt::format("{:.4g}", f.before), fmt::format("{:.4g}", f.after),
+                 fmt::format("{:.2f}", f.after / f.before)});
   }
   return out + columns(points, {0, 6}) + "unseen: by a fit without that point; it makes the band\n\n" + factors.text();
 }
@@ -127,27 +160,33 @@ std::string check_text(const plan::Check& check) {
     }
     std::sort(numbers.begin(), numbers.end());
     const char* const use = m.fitted ? "fitted" : m.scored() ? "scored" : "shown";
-    rows.push_back({m.name, value(m.measured), value(row.predicted), signed_percent(row.error), use, fmt::format("{}", fmt::join(numbers, ",")), m.source});
+    rows.push_back({m.name, value(m.measured), value(row.predicted), signed_percent(row.error), use,
+                    fmt::format("{}", fmt::join(numbers, ",")), m.source});
   }
   const auto summary = [](std::string_view name, const plan::ErrorSummary& s) {
-    return fmt::format("{:<38}{:>3} rows  mean |error| {:>5.1f} %  median {:>5.1f} %  from {:+.1f} to {:+.1f} %\n", name, s.rows, 100 * s.mean, 100 * s.median,
-                       100 * s.lowest, 100 * s.highest);
+    return fmt::format("{:<38}{:>3} rows  mean |error| {:>5.1f} %  median {:>5.1f} %  from {:+.1f} to {:+.1f} %\n", name,
+                       s.rows, 100 * s.mean, 100 * s.median, 100 * s.lowest, 100 * s.highest);
   };
   std::string out = columns(rows, {0, 4, 6}) + "\n";
   for (size_t i = 0; i < notes.size(); ++i) out += fmt::format("{}  {}\n", i + 1, notes[i]);
-  out += "error: (model - measured) / measured. shown: inputs that had to be assumed; fitted: constants were found from the row.\n\n";
+  out +=
+      "error: (model - measured) / measured. shown: inputs that had to be assumed; fitted: constants were found from the "
+      "row.\n\n";
   out += summary("scored (all inputs published)", check.scored);
   out += summary("all out of sample, inputs assumed", check.out_of_sample);
   out += summary("fitted (tests nothing)", check.fitted);
-  out += fmt::format("\nscored rows took {:.2f} to {:.2f} times the model's time; the middle 80 % of them {:.2f} to {:.2f}: the band that k3 plan prints\n",
-                     check.scored.covers.low, check.scored.covers.high, check.scored.most.low, check.scored.most.high);
+  out += fmt::format(
+      "\nscored rows took {:.2f} to {:.2f} times the model's time; the middle 80 % of them {:.2f} to {:.2f}: the band that "
+      "k3 plan prints\n",
+      check.scored.covers.low, check.scored.covers.high, check.scored.most.low, check.scored.most.high);
   return out;
 }
 
 std::string cells_text(const plan::Machine& machine) {
   std::vector<std::vector<std::string>> rows = {{"cell", "value", "least", "most", "meaning"}};
   for (const plan::CellInfo& cell : cells(machine)) {
-    rows.push_back({cell.name, fmt::format("{:.6g}", cell.value), fmt::format("{:g}", cell.least), fmt::format("{:g}", cell.most), std::string(cell.about)});
+    rows.push_back({cell.name, fmt::format("{:.6g}", cell.value), fmt::format("{:g}", cell.least),
+                    fmt::format("{:g}", cell.most), std::string(cell.about)});
   }
   return machine.hw.name + "\n" + columns(rows, {0, 4});
 }

@@ -12,7 +12,8 @@ std::string answer_text(const PlanSetup& setup, const plan::Answer& answer);
 std::string missing_text(const PlanSetup& setup, const plan::Missing& missing);
 std::string sweep_text(const PlanSetup& setup, const plan::Answer& answer);
 std::string explain_text(const PlanSetup& setup, const plan::LayoutAnswer& chosen);
-std::string against_text(const PlanSetup& first, const plan::Answer& first_answer, const PlanSetup& second, const plan::Answer& second_answer);
+std::string against_text(const PlanSetup& first, const plan::Answer& first_answer, const PlanSetup& second,
+                         const plan::Answer& second_answer);
 std::string calibration_text(const plan::Calibration& calibration);
 std::string check_text(const plan::Check& check);
 std::string cells_text(const plan::Machine& machine);

@@ -107,16 +107,19 @@ std::vector<std::pair<Change, Scenario>> candidates(const Scenario& s) {
     add(Effort::numerics, "KDA states in BF16 (--state-dtype bf16)", std::move(states));
     if (s.precision.cache > kFp8Bytes) add(Effort::numerics, "FP8 latents and BF16 states", std::move(small));
   }
-  if (routed_bytes_per_weight(s.counts) > 1) add(Effort::numerics, "experts packed in MXFP4 (--experts mxfp4)", with_packed_experts(s));
+  if (routed_bytes_per_weight(s.counts) > 1)
+    add(Effort::numerics, "experts packed in MXFP4 (--experts mxfp4)", with_packed_experts(s));
   if (s.draft.tokens == 0) {
     Scenario drafting = s;
     drafting.draft = {7, published_acceptance().front(), SpeculationScheme::fused};
     add(Effort::draft, "a draft model accepted as on code (--draft 7)", std::move(drafting));
   }
-  if (s.gpus * 2 <= kMostGpus) add(Effort::more_gpus, fmt::format("{} GPUs instead of {}", s.gpus * 2, s.gpus), with_gpus(s, s.gpus * 2));
+  if (s.gpus * 2 <= kMostGpus)
+    add(Effort::more_gpus, fmt::format("{} GPUs instead of {}", s.gpus * 2, s.gpus), with_gpus(s, s.gpus * 2));
   if (is_shared_machine(s)) {
     for (const std::string& name : machine_names()) {
-      if (name != s.machine.source) add(Effort::other_gpus, fmt::format("{} {} instead of {}", s.gpus, name, s.machine.source), with_machine(s, name));
+      if (name != s.machine.source)
+        add(Effort::other_gpus, fmt::format("{} {} instead of {}", s.gpus, name, s.machine.source), with_machine(s, name));
     }
   }
   return out;
@@ -125,12 +128,21 @@ std::vector<std::pair<Change, Scenario>> candidates(const Scenario& s) {
 }  // namespace
 
 std::string_view part_text(std::string_view name) {
-  constexpr std::pair<std::string_view, std::string_view> kTexts[] = {
-      {"kda_proj", "KDA projections"},   {"mla_proj", "MLA projections"}, {"moe_dense", "router, latent, shared experts"},
-      {"dense_ffn", "dense layers"},     {"head", "head"},                {"routed", "routed experts"},
-      {"kda_state", "KDA states"},       {"mla_core", "MLA attention"},   {"attn_res", "AttnRes"},
-      {"communication", "communication"}, {"kernels", "kernel launches"}, {"gemm", "dense products"},
-      {"kda_scan", "KDA scan"},          {"elementwise", "elementwise"},  {"hop", "pipeline hops"}};
+  constexpr std::pair<std::string_view, std::string_view> kTexts[] = {{"kda_proj", "KDA projections"},
+                                                                      {"mla_proj", "MLA projections"},
+                                                                      {"moe_dense", "router, latent, shared experts"},
+                                                                      {"dense_ffn", "dense layers"},
+                                                                      {"head", "head"},
+                                                                      {"routed", "routed experts"},
+                                                                      {"kda_state", "KDA states"},
+                                                                      {"mla_core", "MLA attention"},
+                                                                      {"attn_res", "AttnRes"},
+                                                                      {"communication", "communication"},
+                                                                      {"kernels", "kernel launches"},
+                                                                      {"gemm", "dense products"},
+                                                                      {"kda_scan", "KDA scan"},
+                                                                      {"elementwise", "elementwise"},
+                                                                      {"hop", "pipeline hops"}};
   for (const auto& [part, text] : kTexts) {
     if (part == name) return text;
   }
@@ -180,10 +192,12 @@ Missing missing_of(const Scenario& s, const Answer& answer) {
     m.layout = layout.layout, m.capacity = layout.capacity, m.bytes = bytes;
   }
   if (fixed_layout(s.wish)) add_if_fits(m.nearest, "another layout", with_free_layout(s));
-  if (routed_bytes_per_weight(s.counts) > 1) add_if_fits(m.nearest, "experts packed in MXFP4 (--experts mxfp4)", with_packed_experts(s));
+  if (routed_bytes_per_weight(s.counts) > 1)
+    add_if_fits(m.nearest, "experts packed in MXFP4 (--experts mxfp4)", with_packed_experts(s));
   Scenario small = s;
   small.precision.cache = kFp8Bytes, small.precision.state = kBf16Bytes, small.slots = 1;
-  add_if_fits(m.nearest, "FP8 latents, BF16 states, one slot (--latent-dtype f8_e4m3 --state-dtype bf16 --slots 1)", std::move(small));
+  add_if_fits(m.nearest, "FP8 latents, BF16 states, one slot (--latent-dtype f8_e4m3 --state-dtype bf16 --slots 1)",
+              std::move(small));
   if (const int64_t gpus = fewest_gpus(with_free_layout(s), kMostGpus); gpus > 0) {
     add_if_fits(m.nearest, fmt::format("{} GPUs of {}", gpus, s.machine.hw.name), with_gpus(s, gpus));
   }
@@ -209,7 +223,8 @@ std::vector<Change> next_changes(const Scenario& s, const LayoutAnswer& chosen) 
   // The best of each effort.
   std::vector<Change> out;
   for (const Change& change : all) {
-    const auto same = std::find_if(out.begin(), out.end(), [&](const Change& other) { return other.effort == change.effort; });
+    const auto same =
+        std::find_if(out.begin(), out.end(), [&](const Change& other) { return other.effort == change.effort; });
     if (same == out.end()) {
       out.push_back(change);
     } else if (better(change.answer, same->answer, s.objective)) {

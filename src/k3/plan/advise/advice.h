@@ -31,7 +31,7 @@ Bindings bindings_of(const Scenario& scenario, const LayoutAnswer& chosen);
 struct DraftEffect {
   double plain_step_seconds = 0, step_seconds = 0;
   double tokens_per_step = 1;
-  double speed = 1;    // of decoding, over that without a draft
+  double speed = 1;  // of decoding, over that without a draft
   BreakEven break_even;
 };
 DraftEffect draft_effect(const Scenario& scenario, const Layout& layout, int64_t users);
@@ -46,9 +46,9 @@ struct Nearest {
   LayoutAnswer answer;
 };
 struct Missing {
-  Layout layout;      // the one with the least missing
+  Layout layout;  // the one with the least missing
   Capacity capacity;
-  double bytes = 0;   // on each accelerator, for one request
+  double bytes = 0;  // on each accelerator, for one request
   std::vector<Nearest> nearest;
 };
 Missing missing_of(const Scenario& scenario, const Answer& answer);

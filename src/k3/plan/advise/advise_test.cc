@@ -53,7 +53,8 @@ TEST(Points, PercentilesAreOverUsers) {
   EXPECT_EQ(alone.ttft_p50, alone.ttft_p95);
   EXPECT_EQ(alone.tpot_p50, alone.tpot_p95);
   const UserPoint many = point_of(s, tp(8), 64);
-  EXPECT_GT(many.ttft_p95, 1.5 * many.ttft_p50);  // of n batches the 95th percentile waits nearly twice as long as the median
+  EXPECT_GT(many.ttft_p95,
+            1.5 * many.ttft_p50);  // of n batches the 95th percentile waits nearly twice as long as the median
   EXPECT_GT(many.tpot_p95, many.tpot_p50);
   // Nobody is served before the first batch, and nobody waits longer than for all.
   EXPECT_LE(many.ttft_p95, many.total_seconds);
@@ -133,7 +134,8 @@ TEST(Answers, AWishedLayoutIsTheOnlyOne) {
     EXPECT_EQ(layout.gpus(), 16);
     EXPECT_TRUE(names.insert(layout_text(layout)).second) << layout_text(layout);
   }
-  EXPECT_TRUE(names.count("TP8 PP2") && names.count("TP16") && names.count("TP4 DP4 EP16 KCP2") && names.count("TP8 DP2 EP16 DCP8"));
+  EXPECT_TRUE(names.count("TP8 PP2") && names.count("TP16") && names.count("TP4 DP4 EP16 KCP2") &&
+              names.count("TP8 DP2 EP16 DCP8"));
 }
 
 TEST(Answers, ImpossibleWishesAreNamed) {
@@ -169,7 +171,8 @@ TEST(Frontier, NothingOnItIsBeaten) {
   for (const LayoutAnswer& layout : all.layouts) {
     for (const UserPoint& p : layout.ladder) {
       const bool reached = std::any_of(best.begin(), best.end(), [&](const FrontierPoint& f) {
-        return f.point.user_tokens_per_second() >= p.user_tokens_per_second() && f.point.tokens_per_second_gpu >= p.tokens_per_second_gpu;
+        return f.point.user_tokens_per_second() >= p.user_tokens_per_second() &&
+               f.point.tokens_per_second_gpu >= p.tokens_per_second_gpu;
       });
       EXPECT_TRUE(reached) << layout_text(layout.layout) << " " << p.users;
     }

@@ -21,7 +21,8 @@ PrefixPlace place_of(Tier tier) {
 // Of one request whose prefix is reused.
 double restore_seconds(const Scenario& s, const Layout& layout) {
   if (s.load.hit_tokens() == 0) return 0;
-  return prefix_benefit(deployment_of(s, layout), place_of(s.load.tier), s.load.hit_tokens(), s.load.new_tokens()).restore_seconds;
+  return prefix_benefit(deployment_of(s, layout), place_of(s.load.tier), s.load.hit_tokens(), s.load.new_tokens())
+      .restore_seconds;
 }
 
 double accepted_tokens(const Scenario& s) {

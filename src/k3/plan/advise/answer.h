@@ -24,10 +24,10 @@ namespace k3::plan {
 struct UserPoint {
   int64_t users = 0;
   double ttft_p50 = 0, ttft_p95 = 0, tpot_p50 = 0, tpot_p95 = 0;
-  double step_seconds = 0;       // a decode step, without waiting for prompts
-  double total_seconds = 0;      // of the whole loop
-  double prefill_share = 0;      // of it
-  double output_per_second = 0;  // all users
+  double step_seconds = 0;           // a decode step, without waiting for prompts
+  double total_seconds = 0;          // of the whole loop
+  double prefill_share = 0;          // of it
+  double output_per_second = 0;      // all users
   double tokens_per_second_gpu = 0;  // input (reused ones too) and output
   double output_per_second_gpu = 0;
   double cost_per_million = 0, cost_per_million_output = 0;  // 0 without a price
@@ -38,8 +38,8 @@ struct UserPoint {
 
 struct LayoutAnswer {
   Layout layout;
-  Capacity capacity;              // at the length of a whole request
-  std::vector<UserPoint> ladder;  // rising users; empty when it does not fit
+  Capacity capacity;               // at the length of a whole request
+  std::vector<UserPoint> ladder;   // rising users; empty when it does not fit
   std::optional<UserPoint> point;  // with Load::users, or with the most users that meet the objective (else one user)
 };
 
@@ -58,12 +58,12 @@ struct Answer {
 };
 Result<Answer> answer(const Scenario& scenario);
 
-// True when `a` is to be preferred: it has room for the users asked for; its point meets the objective, or misses it by less;
-// more tokens/s.
+// True when `a` is to be preferred: it has room for the users asked for; its point meets the objective, or misses it by
+// less; more tokens/s.
 bool better(const LayoutAnswer& a, const LayoutAnswer& b, const Objective& objective);
 
-// Points of all layouts that no other beats in both throughput per GPU and user speed, fastest user first; of those alone that
-// meet the objective, when asked so.
+// Points of all layouts that no other beats in both throughput per GPU and user speed, fastest user first; of those alone
+// that meet the objective, when asked so.
 struct FrontierPoint {
   Layout layout;
   UserPoint point;

@@ -40,8 +40,10 @@ void add_inner(const Scenario& s, Layout layout, std::vector<Layout>* out, std::
       for (const MoeSharding moe : moe_choices(s.wish, layout)) {
         layout.dcp = dcp, layout.kcp = kcp, layout.moe = moe;
         const Status status = validate(deployment_of(s, layout));
-        if (status.ok()) out->push_back(layout);
-        else if (!*first_refusal) *first_refusal = status.error();
+        if (status.ok())
+          out->push_back(layout);
+        else if (!*first_refusal)
+          *first_refusal = status.error();
       }
     }
   }
@@ -77,13 +79,14 @@ Result<std::vector<Layout>> layouts_of(const Scenario& s) {
     }
   }
   if (!out.empty()) return out;
-  if (first_refusal && (s.wish.tp || s.wish.dp || s.wish.pp || s.wish.dcp || s.wish.kcp || s.wish.moe)) return *std::move(first_refusal);
+  if (first_refusal && (s.wish.tp || s.wish.dp || s.wish.pp || s.wish.dcp || s.wish.kcp || s.wish.moe))
+    return *std::move(first_refusal);
   if (first_refusal) {
-    return fail(Code::invalid_argument, "the model cannot be laid out on {} GPUs in any way; the first that was tried: {}", s.gpus,
-                first_refusal->message);
+    return fail(Code::invalid_argument, "the model cannot be laid out on {} GPUs in any way; the first that was tried: {}",
+                s.gpus, first_refusal->message);
   }
-  return fail(Code::invalid_argument, "no layout of {} GPUs has tp {}, dp {}, pp {}", s.gpus, s.wish.tp.value_or(0), s.wish.dp.value_or(0),
-              s.wish.pp.value_or(0));
+  return fail(Code::invalid_argument, "no layout of {} GPUs has tp {}, dp {}, pp {}", s.gpus, s.wish.tp.value_or(0),
+              s.wish.dp.value_or(0), s.wish.pp.value_or(0));
 }
 
 std::string scenario_name(const Scenario& s) {

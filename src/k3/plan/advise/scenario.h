@@ -3,8 +3,8 @@
 // Units:    tokens, seconds, bytes for each value (Precision), any currency for prices.
 // Memory:   plain values.
 // Threads:  pure functions.
-// Errors:   layouts_of: invalid_argument, why no layout fits what was given; deployments pass validate() (plan/cost/validate.h).
-// Source:   cost-model.md 7, 8.
+// Errors:   layouts_of: invalid_argument, why no layout fits what was given; deployments pass validate()
+// (plan/cost/validate.h). Source:   cost-model.md 7, 8.
 #pragma once
 
 #include <cstdint>
@@ -83,6 +83,6 @@ Deployment deployment_of(const Scenario& scenario, const Layout& layout);
 Result<std::vector<Layout>> layouts_of(const Scenario& scenario);
 
 std::string scenario_name(const Scenario& scenario);  // "16 H200-SXM"
-std::string layout_text(const Layout& layout);  // "TP8 PP2 EP", "TP8 DP2 EP DCP8"
+std::string layout_text(const Layout& layout);        // "TP8 PP2 EP", "TP8 DP2 EP DCP8"
 
 }  // namespace k3::plan

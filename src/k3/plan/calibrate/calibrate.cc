@@ -62,7 +62,8 @@ Status check_points(const Counts& counts, const std::vector<MeasuredPoint>& poin
   const double known = counts.modules.total_params();
   for (const MeasuredPoint& point : points) {
     if (point.parameters == 0 || std::abs(point.parameters / known - 1) < kSameModel) continue;
-    return fail(Code::invalid_argument, "{}: measured a model of {:.4g} parameters, this one has {:.4g}; name it with --calibration-model",
+    return fail(Code::invalid_argument,
+                "{}: measured a model of {:.4g} parameters, this one has {:.4g}; name it with --calibration-model",
                 point.name, point.parameters, known);
   }
   return {};
@@ -112,7 +113,8 @@ Result<Calibration> calibrate(const Counts& counts, const Machine& machine, cons
   out.efficiency = with_values(machine.efficiency, all);
   for (size_t j = 0; j < all.size(); ++j) {
     const double before = *efficiency_cell(kConstants[j].name, &s.machine.efficiency);
-    if (std::abs(all[j] - before) >= kMoved * before) out.factors.push_back({std::string(kConstants[j].name), before, all[j]});
+    if (std::abs(all[j] - before) >= kMoved * before)
+      out.factors.push_back({std::string(kConstants[j].name), before, all[j]});
   }
   for (size_t i = 0; i < points.size(); ++i) {
     const std::vector<double> without = fit_constants(constants, measured, predict, i);
@@ -122,7 +124,8 @@ Result<Calibration> calibrate(const Counts& counts, const Machine& machine, cons
     out.band.low = i == 0 ? low : std::min(out.band.low, low);
     out.band.high = i == 0 ? high : std::max(out.band.high, high);
   }
-  out.band.source = fmt::format("{} measured point{}, each against a fit without it", points.size(), points.size() == 1 ? "" : "s");
+  out.band.source =
+      fmt::format("{} measured point{}, each against a fit without it", points.size(), points.size() == 1 ? "" : "s");
   return out;
 }
 

@@ -103,7 +103,8 @@ TEST(Calibrate, RefusesNothingAndOtherModels) {
   EXPECT_THAT(calibrate(counts, machine, Precision{}, {}).error().message, HasSubstr("no measured points"));
   std::vector<MeasuredPoint> points = runs_of(counts, machine);
   points[2].parameters = 7e9;
-  EXPECT_THAT(calibrate(counts, machine, Precision{}, points).error().message, HasSubstr("run 2: measured a model of 7e+09 parameters"));
+  EXPECT_THAT(calibrate(counts, machine, Precision{}, points).error().message,
+              HasSubstr("run 2: measured a model of 7e+09 parameters"));
 }
 
 }  // namespace

@@ -116,8 +116,8 @@ class Fit {
 
 }  // namespace
 
-std::vector<double> fit_constants(std::span<const FitConstant> constants, std::span<const FitPoint> points, const Predict& predict,
-                                  size_t skip) {
+std::vector<double> fit_constants(std::span<const FitConstant> constants, std::span<const FitPoint> points,
+                                  const Predict& predict, size_t skip) {
   return Fit(constants, points, predict, skip).run();
 }
 

@@ -15,7 +15,7 @@
 
 namespace k3::plan {
 
-inline constexpr double kPriorWidth = 0.7;      // standard deviation of ln(factor) before anything is measured
+inline constexpr double kPriorWidth = 0.7;       // standard deviation of ln(factor) before anything is measured
 inline constexpr double kLeastDeviation = 0.03;  // of ln(measured / predicted), beside the spread of the runs
 
 struct FitConstant {
@@ -29,7 +29,7 @@ struct FitPoint {
 using Predict = std::function<double(std::span<const double> values, size_t point)>;
 
 // The values that fit. `skip` leaves one point out (m or more: none).
-std::vector<double> fit_constants(std::span<const FitConstant> constants, std::span<const FitPoint> points, const Predict& predict,
-                                  size_t skip);
+std::vector<double> fit_constants(std::span<const FitConstant> constants, std::span<const FitPoint> points,
+                                  const Predict& predict, size_t skip);
 
 }  // namespace k3::plan

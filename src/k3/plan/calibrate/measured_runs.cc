@@ -20,7 +20,8 @@ constexpr double kMostTokens = 1 << 24, kMostSequences = 1 << 20, kMostSeconds =
 // A field by its path in the file, with what is wrong when something is.
 class Reader {
  public:
-  Reader(const JsonNode& node, std::string path, const std::string& source) : node_(node), path_(std::move(path)), source_(source) {}
+  Reader(const JsonNode& node, std::string path, const std::string& source)
+      : node_(node), path_(std::move(path)), source_(source) {}
 
   Error wrong(std::string_view key, std::string_view what) const {
     return fail(Code::invalid_argument, "{}: {}{}{} {}", source_, path_, path_.empty() ? "" : ".", key, what);
@@ -31,8 +32,10 @@ class Reader {
     if (field == nullptr) return std::optional<double>();
     double value = 0;
     const char* const end = field->raw.data() + field->raw.size();
-    if (!field->is_number() || std::from_chars(field->raw.data(), end, value).ptr != end || !(value >= least && value <= most)) {
-      return wrong(key, fmt::format("is {}; a number from {} to {} is wanted", utf8_repair(field->raw.substr(0, 40)), least, most));
+    if (!field->is_number() || std::from_chars(field->raw.data(), end, value).ptr != end ||
+        !(value >= least && value <= most)) {
+      return wrong(
+          key, fmt::format("is {}; a number from {} to {} is wanted", utf8_repair(field->raw.substr(0, 40)), least, most));
     }
     return std::optional<double>(value);
   }
@@ -65,13 +68,16 @@ std::string tokens_text(double tokens) { return format_grouped(static_cast<int64
 
 Result<std::vector<double>> seconds_of(const Reader& result) {
   const JsonNode* const list = result.node().find_set("seconds");
-  if (list == nullptr || !list->is_array() || list->items.empty()) return result.wrong("seconds", "is missing: a list of the runs' seconds");
+  if (list == nullptr || !list->is_array() || list->items.empty())
+    return result.wrong("seconds", "is missing: a list of the runs' seconds");
   std::vector<double> out;
   for (const JsonNode& item : list->items) {
     double value = 0;
     const char* const end = item.raw.data() + item.raw.size();
-    if (!item.is_number() || std::from_chars(item.raw.data(), end, value).ptr != end || !(value > 0 && value <= kMostSeconds)) {
-      return result.wrong("seconds", fmt::format("holds {}; seconds above 0 are wanted", utf8_repair(item.raw.substr(0, 40))));
+    if (!item.is_number() || std::from_chars(item.raw.data(), end, value).ptr != end ||
+        !(value > 0 && value <= kMostSeconds)) {
+      return result.wrong("seconds",
+                          fmt::format("holds {}; seconds above 0 are wanted", utf8_repair(item.raw.substr(0, 40))));
     }
     out.push_back(value);
   }
@@ -95,7 +101,8 @@ Result<MeasuredPoint> bench_point(const Reader& result, const std::string& sourc
   K3_TRY_ASSIGN(const std::string_view policy, result.text("policy"));
   if (settings->threads < 0) *settings = {threads, policy};
   if (threads != settings->threads || policy != settings->policy) {
-    return result.wrong("threads", "or policy differs from the result before: measure one setting a file (k3 bench -t N --policy P)");
+    return result.wrong("threads",
+                        "or policy differs from the result before: measure one setting a file (k3 bench -t N --policy P)");
   }
   K3_TRY_ASSIGN(const std::vector<double> seconds, seconds_of(result));
   const double median = quantile_of_sorted(seconds, 0.5);
@@ -111,7 +118,8 @@ Result<MeasuredPoint> bench_point(const Reader& result, const std::string& sourc
     point.input = tokens;
     point.past = depth;
     point.seconds = median;
-    point.name = fmt::format("{}: prefill of {} x {} after {}", file_name(source), point.users, tokens_text(tokens), tokens_text(depth));
+    point.name = fmt::format("{}: prefill of {} x {} after {}", file_name(source), point.users, tokens_text(tokens),
+                             tokens_text(depth));
   } else {
     return result.wrong("test", fmt::format("is '{}'; prefill or decode is wanted", utf8_repair(test)));
   }
@@ -152,9 +160,10 @@ Result<std::vector<MeasuredPoint>> read_loadgen(const JsonNode& root, const std:
   K3_TRY_ASSIGN(const std::string_view pacing, settings.text("pacing"));
   const std::optional<int64_t> users = users_of(pacing);
   if (!users) {
-    return settings.wrong("pacing", fmt::format("is '{}': the cost model has a closed form for closed loops alone (k3 loadgen --users N or "
-                                                "--sequential); k3 sim replays others",
-                                                utf8_repair(pacing)));
+    return settings.wrong(
+        "pacing", fmt::format("is '{}': the cost model has a closed form for closed loops alone (k3 loadgen --users N or "
+                              "--sequential); k3 sim replays others",
+                              utf8_repair(pacing)));
   }
   K3_TRY_ASSIGN(const double ok, summary.number("ok", 1, 1e9));
   K3_TRY_ASSIGN(const double prompts, summary.number("prompt_tokens", 1, 1e15));
@@ -167,7 +176,8 @@ Result<std::vector<MeasuredPoint>> read_loadgen(const JsonNode& root, const std:
   point.output = std::clamp(outputs / ok, 1.0, kMostTokens);
   std::vector<MeasuredPoint> points;
   using Kind = MeasuredPoint::Kind;
-  for (const auto& [field, kind, word] : {std::tuple("ttft_s", Kind::ttft, "TTFT"), std::tuple("tpot_s", Kind::tpot, "TPOT")}) {
+  for (const auto& [field, kind, word] :
+       {std::tuple("ttft_s", Kind::ttft, "TTFT"), std::tuple("tpot_s", Kind::tpot, "TPOT")}) {
     K3_TRY_ASSIGN(const Reader spread, summary.object(field));
     K3_TRY_ASSIGN(const std::optional<double> median, spread.number_if("p50", 1e-9, kMostSeconds));
     K3_TRY_ASSIGN(const std::optional<double> high, spread.number_if("p95", 1e-9, kMostSeconds));
@@ -175,8 +185,8 @@ Result<std::vector<MeasuredPoint>> read_loadgen(const JsonNode& root, const std:
     point.kind = kind;
     point.seconds = *median;
     point.spread = std::max(0.0, *high / *median - 1) / std::sqrt(ok);
-    point.name = fmt::format("{}: {} of {} users, {} + {} tokens", file_name(source), word, point.users, tokens_text(point.input),
-                             tokens_text(point.output));
+    point.name = fmt::format("{}: {} of {} users, {} + {} tokens", file_name(source), word, point.users,
+                             tokens_text(point.input), tokens_text(point.output));
     points.push_back(point);
   }
   if (points.empty()) return summary.wrong("ttft_s", "has no p50: nothing was measured");

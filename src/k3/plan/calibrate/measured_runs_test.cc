@@ -61,7 +61,8 @@ TEST(MeasuredRuns, ReadsALoad) {
   ASSERT_TRUE(alone.ok());
   EXPECT_EQ((*alone)[0].users, 1);
   // Answers of one token have no TPOT.
-  const auto lone = parse_measured_run(replaced(kLoadgen, R"({"p50":0.01,"p95":0.011})", R"({"p50":null,"p95":null})"), "load.json");
+  const auto lone =
+      parse_measured_run(replaced(kLoadgen, R"({"p50":0.01,"p95":0.011})", R"({"p50":null,"p95":null})"), "load.json");
   ASSERT_TRUE(lone.ok()) << lone.error().message;
   EXPECT_EQ(lone->size(), 1u);
 }
@@ -80,9 +81,11 @@ TEST(MeasuredRuns, ErrorsNameFileAndField) {
   EXPECT_THAT(says(replaced(kBench, "\"test\":\"decode\"", "\"test\":\"walk\"")), HasSubstr("results[0].test is 'walk'"));
   EXPECT_THAT(says(replaced(kBench, "\"threads\":2", "\"threads\":1")), HasSubstr("differs from the result before"));
   EXPECT_THAT(says(replaced(kBench, "3e7", "0")), HasSubstr("run.json: parameters is 0"));
-  EXPECT_THAT(says(replaced(kLoadgen, "8 users, closed loop", "4 arrivals a second (Poisson)")), HasSubstr("closed loops alone"));
+  EXPECT_THAT(says(replaced(kLoadgen, "8 users, closed loop", "4 arrivals a second (Poisson)")),
+              HasSubstr("closed loops alone"));
   EXPECT_THAT(says(replaced(kLoadgen, "\"ok\":10", "\"ok\":0")), HasSubstr("summary.ok is 0"));
-  EXPECT_THAT(says(replaced(kLoadgen, "\"cached_tokens\":1000", "\"cached_tokens\":6000")), HasSubstr("summary.cached_tokens is 6000"));
+  EXPECT_THAT(says(replaced(kLoadgen, "\"cached_tokens\":1000", "\"cached_tokens\":6000")),
+              HasSubstr("summary.cached_tokens is 6000"));
 }
 
 }  // namespace

@@ -27,12 +27,15 @@ constexpr Cell<Hardware> kHardwareCells[] = {
     {"hbm_bytes_per_second", &Hardware::hbm_bytes_per_second, 1e8, 1e15, "rate of its memory"},
     {"bf16_flops_per_second", &Hardware::bf16_flops_per_second, 1e9, 1e18, "dense BF16 rate, a multiply-add is two"},
     {"fp8_flops_per_second", &Hardware::fp8_flops_per_second, 1e9, 1e18, "dense FP8 rate"},
-    {"scale_up_bytes_per_second", &Hardware::scale_up_bytes_per_second, 1e6, 1e15, "link within a domain (NVLink), one direction"},
-    {"network_bytes_per_second", &Hardware::network_bytes_per_second, 1e6, 1e15, "link between domains, for one GPU, one direction"},
+    {"scale_up_bytes_per_second", &Hardware::scale_up_bytes_per_second, 1e6, 1e15,
+     "link within a domain (NVLink), one direction"},
+    {"network_bytes_per_second", &Hardware::network_bytes_per_second, 1e6, 1e15,
+     "link between domains, for one GPU, one direction"},
     {"host_bytes_per_second", &Hardware::host_bytes_per_second, 1e6, 1e15, "link to the host's memory, one direction"},
     {"scan_lanes", &Hardware::scan_lanes, 1, 1e6, "KDA scans that run side by side"},
     {"scan_chunk_seconds", &Hardware::scan_chunk_seconds, 1e-9, 1, "one 16-token chunk of the longest scan"},
-    {"scan_head_token_seconds", &Hardware::scan_head_token_seconds, 1e-14, 1, "parallel part of the scan, for each head and token"},
+    {"scan_head_token_seconds", &Hardware::scan_head_token_seconds, 1e-14, 1,
+     "parallel part of the scan, for each head and token"},
 };
 constexpr int64_t kMostDomain = 1 << 20;
 
@@ -40,9 +43,11 @@ constexpr double kMostSeconds = 10, kLeastShare = 1e-4;
 constexpr Cell<Efficiency> kEfficiencyCells[] = {
     {"weight_bytes", &Efficiency::weight_bytes, kLeastShare, 1, "share of the memory's rate: weights"},
     {"state_bytes", &Efficiency::state_bytes, kLeastShare, 1, "share of the memory's rate: KDA states"},
-    {"attention_bytes", &Efficiency::attention_bytes, kLeastShare, 1, "share of the memory's rate: latents, AttnRes, elementwise"},
+    {"attention_bytes", &Efficiency::attention_bytes, kLeastShare, 1,
+     "share of the memory's rate: latents, AttnRes, elementwise"},
     {"gemm_flops", &Efficiency::gemm_flops, kLeastShare, 1, "share of the peak: dense products"},
-    {"decode_gemm_flops", &Efficiency::decode_gemm_flops, kLeastShare, 1, "share of the peak: dense products of a decode step"},
+    {"decode_gemm_flops", &Efficiency::decode_gemm_flops, kLeastShare, 1,
+     "share of the peak: dense products of a decode step"},
     {"routed_flops", &Efficiency::routed_flops, kLeastShare, 1, "share of the peak: routed experts"},
     {"attention_flops", &Efficiency::attention_flops, kLeastShare, 1, "share of the peak: MLA core at prefill"},
     {"link", &Efficiency::link, kLeastShare, 1, "share of every link's rate"},
@@ -54,13 +59,15 @@ constexpr Cell<Efficiency> kEfficiencyCells[] = {
     {"verify_kernels_per_layer", &Efficiency::verify_kernels_per_layer, 0, 1e4, "further ones when drafts are verified"},
     {"kernel_seconds", &Efficiency::kernel_seconds, 0, kMostSeconds, "one kernel of that chain"},
     {"fixed_prefill_tokens", &Efficiency::fixed_prefill_tokens, 1, 1e12, "tokens for which a prefill pays the chain once"},
-    {"collective_seconds", &Efficiency::collective_seconds, 0, kMostSeconds, "small collective of up to 8 ranks in a domain"},
+    {"collective_seconds", &Efficiency::collective_seconds, 0, kMostSeconds,
+     "small collective of up to 8 ranks in a domain"},
     {"collective_slope", &Efficiency::collective_slope, 0, 100, "its growth with each doubling of ranks beyond 8"},
     {"network_seconds", &Efficiency::network_seconds, 0, kMostSeconds, "small collective or message between domains"},
     {"host_step_seconds", &Efficiency::host_step_seconds, 0, kMostSeconds, "host work of a step"},
     {"draft_seconds", &Efficiency::draft_seconds, 0, kMostSeconds, "draft model of a speculating step"},
     {"request_seconds", &Efficiency::request_seconds, 0, 1000, "fixed part of a request's time to first token"},
-    {"elementwise_passes", &Efficiency::elementwise_passes, 0, 1e4, "memory passes of the model's width, for each layer and token"},
+    {"elementwise_passes", &Efficiency::elementwise_passes, 0, 1e4,
+     "memory passes of the model's width, for each layer and token"},
     {"residual_passes", &Efficiency::residual_passes, 0, 1e4, "of these on the residual stream"},
     {"scan_chunk_tokens", &Efficiency::scan_chunk_tokens, 1, 1e4, "tokens of a chunk of the scan"},
     {"memory_reserve", &Efficiency::memory_reserve, 0, 0.95, "share of the memory left alone"},
@@ -123,8 +130,8 @@ std::string cell_list(const Cell<Record> (&table)[N]) {
 template <class Record>
 Status assign(const Cell<Record>& cell, double value, std::string_view group, Record* record) {
   if (!(value >= cell.least && value <= cell.most)) {
-    return fail(Code::invalid_argument, "--set {}.{}: {:g} is not from {:g} to {:g} ({})", group, cell.name, value, cell.least, cell.most,
-                cell.about);
+    return fail(Code::invalid_argument, "--set {}.{}: {:g} is not from {:g} to {:g} ({})", group, cell.name, value,
+                cell.least, cell.most, cell.about);
   }
   record->*cell.value = value;
   return {};
@@ -193,7 +200,8 @@ Status set_cell(std::string_view assignment, Machine* machine) {
   const size_t equals = assignment.find('=');
   const std::string_view name = assignment.substr(0, equals);
   if (equals == std::string_view::npos) {
-    return fail(Code::invalid_argument, "--set {}: CELL=NUMBER is wanted, like hw.memory_bytes=96GiB", utf8_repair(assignment));
+    return fail(Code::invalid_argument, "--set {}: CELL=NUMBER is wanted, like hw.memory_bytes=96GiB",
+                utf8_repair(assignment));
   }
   K3_TRY_ASSIGN(const double value, parse_value(assignment.substr(equals + 1), assignment));
   constexpr std::string_view kHw = "hw.", kEfficiency = "efficiency.";
@@ -210,15 +218,16 @@ Status set_cell(std::string_view assignment, Machine* machine) {
     return {};
   }
   if (name.starts_with(kHw)) {
-    if (const auto* cell = find_cell(kHardwareCells, name.substr(kHw.size()))) return assign(*cell, value, "hw", &machine->hw);
+    if (const auto* cell = find_cell(kHardwareCells, name.substr(kHw.size())))
+      return assign(*cell, value, "hw", &machine->hw);
   }
   if (name.starts_with(kEfficiency)) {
     if (const auto* cell = find_cell(kEfficiencyCells, name.substr(kEfficiency.size()))) {
       return assign(*cell, value, "efficiency", &machine->efficiency);
     }
   }
-  return fail(Code::invalid_argument, "--set {}: no such cell; hw. has {}, domain_gpus, w4a8; efficiency. has {}", utf8_repair(name),
-              cell_list(kHardwareCells), cell_list(kEfficiencyCells));
+  return fail(Code::invalid_argument, "--set {}: no such cell; hw. has {}, domain_gpus, w4a8; efficiency. has {}",
+              utf8_repair(name), cell_list(kHardwareCells), cell_list(kEfficiencyCells));
 }
 
 std::vector<CellInfo> cells(const Machine& machine) {
@@ -226,10 +235,12 @@ std::vector<CellInfo> cells(const Machine& machine) {
   for (const auto& cell : kHardwareCells) {
     out.push_back({"hw." + std::string(cell.name), machine.hw.*cell.value, cell.least, cell.most, cell.about});
   }
-  out.push_back({"hw.domain_gpus", static_cast<double>(machine.hw.domain_gpus), 1, static_cast<double>(kMostDomain), "GPUs that scale_up joins"});
+  out.push_back({"hw.domain_gpus", static_cast<double>(machine.hw.domain_gpus), 1, static_cast<double>(kMostDomain),
+                 "GPUs that scale_up joins"});
   out.push_back({"hw.w4a8", machine.hw.w4a8 ? 1.0 : 0.0, 0, 1, "MXFP4 experts multiply at the FP8 rate"});
   for (const auto& cell : kEfficiencyCells) {
-    out.push_back({"efficiency." + std::string(cell.name), machine.efficiency.*cell.value, cell.least, cell.most, cell.about});
+    out.push_back(
+        {"efficiency." + std::string(cell.name), machine.efficiency.*cell.value, cell.least, cell.most, cell.about});
   }
   return out;
 }

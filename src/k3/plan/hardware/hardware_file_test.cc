@@ -75,8 +75,10 @@ TEST(Machines, ErrorsNameFileLineAndCell) {
   expect_refused("name = \"x\"\n", "hw is missing");
   expect_refused("name = \"x\"\nhw = 3\n", "m.toml:2: hw is a number; a table [hw] is wanted");
   expect_refused(replaced(kWhole, "scan_lanes = 100\n", ""), "m.toml:2: hw.scan_lanes is missing");
-  expect_refused(replaced(kWhole, "domain_gpus = 8", "domain_gpus = 8.5"), "m.toml:8: hw.domain_gpus is 8.5; a whole number");
-  expect_refused(replaced(kWhole, "memory_bytes = 80e9", "memory_bytes = 0"), "m.toml:3: hw.memory_bytes is 0; a number from");
+  expect_refused(replaced(kWhole, "domain_gpus = 8", "domain_gpus = 8.5"),
+                 "m.toml:8: hw.domain_gpus is 8.5; a whole number");
+  expect_refused(replaced(kWhole, "memory_bytes = 80e9", "memory_bytes = 0"),
+                 "m.toml:3: hw.memory_bytes is 0; a number from");
   expect_refused(replaced(kWhole, "3e12", "3"), "m.toml:4: hw.hbm_bytes_per_second is 3; a number from");
   expect_refused(replaced(kWhole, "3e12", "nan"), "m.toml:4: hw.hbm_bytes_per_second is nan");
   expect_refused(replaced(kWhole, "3e12", "\"fast\""), "m.toml:4: hw.hbm_bytes_per_second is a string; a number is wanted");
@@ -84,8 +86,9 @@ TEST(Machines, ErrorsNameFileLineAndCell) {
   expect_refused(kWhole + "[efficiency]\nlink = 1.5\n", "m.toml:15: efficiency.link is 1.5; a number from 0.0001 to 1");
   expect_refused(kWhole + "[efficiency]\nlink = -0.5\n", "efficiency.link is -0.5");
   expect_refused(kWhole + "made = 2026-01-01\n", "m.toml:14: dates and times");
-  expect_refused(kWhole + "name = 3\nname = 4\n", "m.toml:15:");
-  expect_refused("a" + std::string(40000, '.') + "b = 1\n", "more than 32 dots");
+  expect_refused(kWhole + "name = 3\nname = 4\n", "m.toml:15: name stands there already, from line 14");
+  expect_refused("a" + std::string(40000, '.') + "b = 1\n",
+                 "m.toml:1: a name of letters, digits, _ and - is wanted, not '.'");
   expect_refused(std::string(static_cast<size_t>(kMostTomlBytes) + 1, ' '), "at most 1048576 are read");
 }
 

@@ -1,10 +1,11 @@
-// Purpose:  TOML to a small tree that knows its lines, and the reader of one table that finds misspelt names.
+// Purpose:  a part of TOML to a small tree that knows its lines, and the reader of one table that finds misspelt names.
 // Shapes:   none.
 // Units:    none.
 // Memory:   plain values.
 // Threads:  a tree is immutable after parse.
-// Errors:   invalid_argument: file, line, dotted name, what is wrong with it and what is wanted. Dates and times are refused.
-// Source:   TOML 1.0.
+// Errors:   invalid_argument: file, line, dotted name, what is wrong with it and what is wanted.
+// Source:   TOML 1.0 without dates, strings over several lines, tables in braces, names in quotes, numbers that are not
+// decimal.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +26,7 @@ struct TomlNode {
   std::string text;
   bool flag = false;
   std::vector<TomlNode> items;    // array, table
-  std::vector<std::string> keys;  // table: keys[i] belongs to items[i], in the order of the alphabet
+  std::vector<std::string> keys;  // table: keys[i] belongs to items[i], in the order of the file
   int64_t line = 0;
 
   const TomlNode* find(std::string_view key) const;

@@ -4,7 +4,8 @@
 // Memory:   plain values.
 // Threads:  pure functions.
 // Errors:   invalid_argument naming the measurement whose layout the model cannot have.
-// Source:   cost-model.md 12, 13a. Scored are measurements whose inputs were published and on which nothing was fitted. A band
+// Source:   cost-model.md 12, 13a. Scored are measurements whose inputs were published and on which nothing was fitted. A
+// band
 //           is of measured time over predicted time (for rates: predicted over measured), so that it multiplies any time.
 #pragma once
 
@@ -23,7 +24,7 @@ struct CheckRow {
 
 struct ErrorSummary {
   int64_t rows = 0;
-  double mean = 0, median = 0;  // of the absolute errors
+  double mean = 0, median = 0;     // of the absolute errors
   double lowest = 0, highest = 0;  // signed
   Band covers;                     // all rows
   Band most;                       // the middle 80 % of them

@@ -29,7 +29,8 @@ TEST(Published, IsTheColumnOfTheSpecification) {
     const auto predicted = predict(m, counts);
     ASSERT_TRUE(predicted.ok()) << predicted.error().message;
     // Of a draft two constants (decode_gemm_flops, draft_seconds) had to be found from other rows: 0.5 %.
-    EXPECT_NEAR(*predicted, m.expected, m.draft > 0 ? 0.005 * m.expected : rounding(m.expected)) << m.name << " (" << m.source << ")";
+    EXPECT_NEAR(*predicted, m.expected, m.draft > 0 ? 0.005 * m.expected : rounding(m.expected))
+        << m.name << " (" << m.source << ")";
   }
 }
 
@@ -83,7 +84,8 @@ TEST(Bands, CoverWhatTheyAreMadeOf) {
 }
 
 TEST(Measurements, ErrorsNameFileLineAndField) {
-  const std::string row = "[[measurement]]\nname = \"x\"\nsource = \"y\"\nhw = \"h200\"\ntp = 8\nbatch = 1\ncontext = 9\nmeasured = 1\n";
+  const std::string row =
+      "[[measurement]]\nname = \"x\"\nsource = \"y\"\nhw = \"h200\"\ntp = 8\nbatch = 1\ncontext = 9\nmeasured = 1\n";
   const auto says = [](const std::string& text) {
     const auto rows = parse_measurements(text, "m.toml");
     return rows.ok() ? std::string("accepted") : rows.error().message;
@@ -94,11 +96,14 @@ TEST(Measurements, ErrorsNameFileLineAndField) {
   EXPECT_THAT(says(row), HasSubstr("m.toml:1: measurement[0].quantity is missing; there are step_seconds"));
   EXPECT_THAT(says(row + "quantity = \"speed\"\n"), HasSubstr("m.toml:9: measurement[0].quantity is 'speed'; there are"));
   EXPECT_THAT(says(row + "quantity = \"tpot_seconds\"\n"), HasSubstr("users is missing: tpot_seconds needs it"));
-  EXPECT_THAT(says(row + "quantity = \"step_seconds\"\nmoe = \"dp\"\n"), HasSubstr("m.toml:10: measurement[0].moe is 'dp'; tp or ep"));
-  EXPECT_THAT(says(row + "quantity = \"step_seconds\"\nspeed = 3\n"), HasSubstr("measurement[0].speed is not a name that is read"));
+  EXPECT_THAT(says(row + "quantity = \"step_seconds\"\nmoe = \"dp\"\n"),
+              HasSubstr("m.toml:10: measurement[0].moe is 'dp'; tp or ep"));
+  EXPECT_THAT(says(row + "quantity = \"step_seconds\"\nspeed = 3\n"),
+              HasSubstr("measurement[0].speed is not a name that is read"));
   EXPECT_THAT(says(row + "quantity = \"step_seconds\"\npp = 0\n"), HasSubstr("measurement[0].pp is 0; a number from 1"));
-  EXPECT_THAT(says("[[measurement]]\nname = \"x\"\nsource = \"y\"\nhw = \"a100\"\nmeasured = 1\nquantity = \"step_seconds\"\n"),
-              HasSubstr("m.toml:4: measurement[0].hw is 'a100'; a name of share/hardware"));
+  EXPECT_THAT(
+      says("[[measurement]]\nname = \"x\"\nsource = \"y\"\nhw = \"a100\"\nmeasured = 1\nquantity = \"step_seconds\"\n"),
+      HasSubstr("m.toml:4: measurement[0].hw is 'a100'; a name of share/hardware"));
 }
 
 TEST(Measurements, AnImpossibleLayoutIsNamed) {

@@ -57,12 +57,8 @@ Status check_work(const TomlFields& fields, const Measurement& m) {
   };
   switch (m.quantity) {
     case Quantity::step_seconds:
-    case Quantity::user_tokens_per_second:
-      K3_TRY(need("batch", m.batch));
-      return need("context", m.context);
-    case Quantity::prefill_tokens_per_second_gpu:
-      K3_TRY(need("sequences", m.sequences));
-      return need("input", m.input);
+    case Quantity::user_tokens_per_second: K3_TRY(need("batch", m.batch)); return need("context", m.context);
+    case Quantity::prefill_tokens_per_second_gpu: K3_TRY(need("sequences", m.sequences)); return need("input", m.input);
     case Quantity::tpot_seconds:
       if (m.output == 1) return fields.wrong("output", "is 1: there is no time between tokens");
       [[fallthrough]];
@@ -78,7 +74,8 @@ Status check_work(const TomlFields& fields, const Measurement& m) {
 
 Result<Measurement> read_measurement(const TomlNode& node, const std::string& path, const std::string& source) {
   if (node.kind != TomlNode::Kind::table) {
-    return fail(Code::invalid_argument, "{}:{}: {} is {}; a table is wanted", source, node.line, path, toml_kind_name(node.kind));
+    return fail(Code::invalid_argument, "{}:{}: {} is {}; a table is wanted", source, node.line, path,
+                toml_kind_name(node.kind));
   }
   TomlFields fields(node, path, source);
   Measurement m;
@@ -108,7 +105,8 @@ Result<Measurement> read_measurement(const TomlNode& node, const std::string& pa
   if (m.measured == 0) return fields.wrong("measured", "is missing");
   // Names alone: a file of measurements opens no other file.
   const bool opens = m.hw.find_first_of("/.") != std::string::npos;
-  if (opens || !load_machine(m.hw).ok()) return fields.wrong("hw", fmt::format("is '{}'; a name of share/hardware is wanted", utf8_repair(m.hw)));
+  if (opens || !load_machine(m.hw).ok())
+    return fields.wrong("hw", fmt::format("is '{}'; a name of share/hardware is wanted", utf8_repair(m.hw)));
   K3_TRY(check_work(fields, m));
   return m;
 }

@@ -33,12 +33,12 @@ struct Measurement {
   std::string name, source, hw;
   Layout layout;
   Quantity quantity = Quantity::step_seconds;
-  int64_t batch = 0, context = 0;           // decode steps
+  int64_t batch = 0, context = 0;            // decode steps
   int64_t users = 0, input = 0, output = 0;  // closed loops; input of prefills, too
-  int64_t sequences = 0;                    // prefills
-  double latent_bytes = 2;                  // of a cached value
-  int64_t draft = 0;                        // drafted tokens; 0: none
-  double accepted = 1;                      // tokens of a step
+  int64_t sequences = 0;                     // prefills
+  double latent_bytes = 2;                   // of a cached value
+  int64_t draft = 0;                         // drafted tokens; 0: none
+  double accepted = 1;                       // tokens of a step
   double measured = 0;
   double expected = 0;  // the model's value in the specification
   bool fitted = false;

@@ -27,7 +27,8 @@ std::string band(const Band& b, double seconds) { return time(seconds * b.low) +
 std::string machines(const Scenario& s) { return fmt::format("{} {}", s.gpus, s.machine.hw.name); }
 
 std::string subtitle(const Scenario& s) {
-  std::string text = fmt::format("{}; prompts of {} tokens, answers of {}", machines(s), format_grouped(s.load.input_tokens), format_grouped(s.load.output_tokens));
+  std::string text = fmt::format("{}; prompts of {} tokens, answers of {}", machines(s), format_grouped(s.load.input_tokens),
+                                 format_grouped(s.load.output_tokens));
   if (s.load.hit > 0) text += fmt::format(", {} of the prompt from the prefix cache", percent(s.load.hit));
   if (s.draft.tokens > 0) text += fmt::format(", {} drafted tokens a step", s.draft.tokens);
   if (s.objective.ttft_seconds < kNoLimit) text += "; TTFT p95 at most " + time(s.objective.ttft_seconds);
@@ -38,18 +39,21 @@ std::string subtitle(const Scenario& s) {
 std::vector<Tile> tiles_of(const Scenario& s, const LayoutAnswer& chosen) {
   const Capacity& c = chosen.capacity;
   std::vector<Tile> tiles = {
-      {"Layout", layout_text(chosen.layout), fmt::format("{} weights, {} free on each GPU", gigabytes(c.weights_bytes), gigabytes(c.free_bytes))},
+      {"Layout", layout_text(chosen.layout),
+       fmt::format("{} weights, {} free on each GPU", gigabytes(c.weights_bytes), gigabytes(c.free_bytes))},
       {"Users that fit", format_grouped(c.requests), fmt::format("at {} tokens", format_grouped(s.load.total_tokens()))}};
   if (!chosen.point) return tiles;
   const UserPoint& p = *chosen.point;
   tiles.push_back({"Users", format_grouped(p.users), p.meets ? "within the objective" : "the objective is missed"});
   tiles.push_back({"TTFT p95", time(p.ttft_p95), fmt::format("{}; p50 {}", band(s.band, p.ttft_p95), time(p.ttft_p50))});
-  if (s.load.output_tokens > 1) tiles.push_back({"TPOT p95", time(p.tpot_p95), fmt::format("{}; p50 {}", band(s.band, p.tpot_p95), time(p.tpot_p50))});
+  if (s.load.output_tokens > 1)
+    tiles.push_back({"TPOT p95", time(p.tpot_p95), fmt::format("{}; p50 {}", band(s.band, p.tpot_p95), time(p.tpot_p50))});
   tiles.push_back({"Tokens/s/GPU", count(p.tokens_per_second_gpu), count(p.output_per_second) + " output tokens/s in all"});
   const Bindings b = bindings_of(s, chosen);
   tiles.push_back({"Decode is bound by", b.decode.what, percent(b.decode.share) + " of a step"});
   if (s.gpu_hour > 0) {
-    tiles.push_back({"A million tokens", price(p.cost_per_million), price(p.cost_per_million_output) + " for a million of output"});
+    tiles.push_back(
+        {"A million tokens", price(p.cost_per_million), price(p.cost_per_million_output) + " for a million of output"});
   } else {
     tiles.push_back({"Prefill is bound by", b.prefill.what, percent(b.prefill.share) + " of it"});
   }
@@ -57,28 +61,47 @@ std::vector<Tile> tiles_of(const Scenario& s, const LayoutAnswer& chosen) {
 }
 
 ReportTable changes_table(const Scenario& s, const LayoutAnswer& chosen) {
-  ReportTable table{"What would help most, the cheapest kind first", {"change", "layout", "users", "TPOT p50", "tokens/s/GPU", s.load.users > 0 ? "tokens/s in all" : "gain", "objective"}, {}, 2, false};
+  ReportTable table{
+      "What would help most, the cheapest kind first",
+      {"change", "layout", "users", "TPOT p50", "tokens/s/GPU", s.load.users > 0 ? "tokens/s in all" : "gain", "objective"},
+      {},
+      2,
+      false};
   for (const Change& change : next_changes(s, chosen)) {
     const UserPoint& p = *change.answer.point;
-    table.rows.push_back({change.what, layout_text(change.answer.layout), format_grouped(p.users), time(p.tpot_p50), count(p.tokens_per_second_gpu),
-                          signed_percent(change.gain - 1), p.meets ? "met" : "missed"});
+    table.rows.push_back({change.what, layout_text(change.answer.layout), format_grouped(p.users), time(p.tpot_p50),
+                          count(p.tokens_per_second_gpu), signed_percent(change.gain - 1), p.meets ? "met" : "missed"});
   }
   return table;
 }
 
 std::vector<std::string> point_cells(const UserPoint& p) {
-  return {format_grouped(p.users), time(p.ttft_p50), time(p.ttft_p95), time(p.tpot_p50), time(p.tpot_p95), time(p.step_seconds), count(p.tokens_per_second_gpu),
+  return {format_grouped(p.users),
+          time(p.ttft_p50),
+          time(p.ttft_p95),
+          time(p.tpot_p50),
+          time(p.tpot_p95),
+          time(p.step_seconds),
+          count(p.tokens_per_second_gpu),
           p.meets ? "met" : "missed"};
 }
 
 ReportTable ladder_table(const LayoutAnswer& chosen) {
-  ReportTable table{"Users of this layout", {"users", "TTFT p50", "TTFT p95", "TPOT p50", "TPOT p95", "step", "tokens/s/GPU", "objective"}, {}, 0, true};
+  ReportTable table{"Users of this layout",
+                    {"users", "TTFT p50", "TTFT p95", "TPOT p50", "TPOT p95", "step", "tokens/s/GPU", "objective"},
+                    {},
+                    0,
+                    true};
   for (const UserPoint& p : chosen.ladder) table.rows.push_back(point_cells(p));
   return table;
 }
 
 ReportTable frontier_table(const Answer& answer) {
-  ReportTable table{"Layouts on the frontier", {"layout", "users", "TTFT p50", "TTFT p95", "TPOT p50", "TPOT p95", "step", "tokens/s/GPU", "objective"}, {}, 1, true};
+  ReportTable table{"Layouts on the frontier",
+                    {"layout", "users", "TTFT p50", "TTFT p95", "TPOT p50", "TPOT p95", "step", "tokens/s/GPU", "objective"},
+                    {},
+                    1,
+                    true};
   for (const FrontierPoint& f : frontier(answer)) {
     std::vector<std::string> row = point_cells(f.point);
     row.insert(row.begin(), layout_text(f.layout));
@@ -89,13 +112,17 @@ ReportTable frontier_table(const Answer& answer) {
 
 template <class Parts>
 ReportTable parts_table(std::string title, const Parts& parts, double whole, const Hardware& hw) {
-  ReportTable table{std::move(title), {"part", "ms", "share", "MB", "GFLOP", "of memory's rate", "of BF16's rate"}, {}, 1, true};
+  ReportTable table{
+      std::move(title), {"part", "ms", "share", "MB", "GFLOP", "of memory's rate", "of BF16's rate"}, {}, 1, true};
   for (const NamedPart& named : parts) {
     const Part& p = named.part;
     const bool moved = std::string_view(named.name) == "communication" || std::string_view(named.name) == "hop";
-    const auto roof = [&](double amount, double rate) { return p.seconds > 0 && amount > 0 ? percent(amount / p.seconds / rate) : std::string(); };
-    table.rows.push_back({std::string(part_text(named.name)), fmt::format("{:.3f}", p.seconds * 1e3), percent(p.seconds / whole),
-                          p.bytes > 0 ? fmt::format("{:.1f}", p.bytes / 1e6) : "", p.flops > 0 ? fmt::format("{:.1f}", p.flops / 1e9) : "",
+    const auto roof = [&](double amount, double rate) {
+      return p.seconds > 0 && amount > 0 ? percent(amount / p.seconds / rate) : std::string();
+    };
+    table.rows.push_back({std::string(part_text(named.name)), fmt::format("{:.3f}", p.seconds * 1e3),
+                          percent(p.seconds / whole), p.bytes > 0 ? fmt::format("{:.1f}", p.bytes / 1e6) : "",
+                          p.flops > 0 ? fmt::format("{:.1f}", p.flops / 1e9) : "",
                           moved ? "" : roof(p.bytes, hw.hbm_bytes_per_second), roof(p.flops, hw.bf16_flops_per_second)});
   }
   return table;
@@ -117,7 +144,9 @@ ReportTable comparison_table(const Plan& a, const Plan& b) {
   ReportTable table{"The two scenarios", {"", short_name(a.scenario), short_name(b.scenario), "change"}, {}, 1, false};
   const LayoutAnswer *x = a.chosen(), *y = b.chosen();
   if (x == nullptr || y == nullptr || !x->point || !y->point) return table;
-  const auto row = [&](const char* name, double u, double v, const auto& print) { table.rows.push_back({name, print(u), print(v), signed_percent(v / u - 1)}); };
+  const auto row = [&](const char* name, double u, double v, const auto& print) {
+    table.rows.push_back({name, print(u), print(v), signed_percent(v / u - 1)});
+  };
   const UserPoint &p = *x->point, &q = *y->point;
   row("users that fit", static_cast<double>(x->capacity.requests), static_cast<double>(y->capacity.requests), count);
   row("users", static_cast<double>(p.users), static_cast<double>(q.users), count);
@@ -128,16 +157,23 @@ ReportTable comparison_table(const Plan& a, const Plan& b) {
   }
   row("output tokens/s", p.output_per_second, q.output_per_second, count);
   row("tokens/s/GPU", p.tokens_per_second_gpu, q.tokens_per_second_gpu, count);
-  if (a.scenario.gpu_hour > 0 && b.scenario.gpu_hour > 0) row("cost of a million tokens", p.cost_per_million, q.cost_per_million, price);
+  if (a.scenario.gpu_hour > 0 && b.scenario.gpu_hour > 0)
+    row("cost of a million tokens", p.cost_per_million, q.cost_per_million, price);
   return table;
 }
 
 ReportTable calibration_table(const Calibration& c) {
-  ReportTable table{"Calibration: what was measured, and what it moved", {"measured", "it moved", "time", "model before", "after", "error", "unseen"}, {}, 2, false};
+  ReportTable table{"Calibration: what was measured, and what it moved",
+                    {"measured", "it moved", "time", "model before", "after", "error", "unseen"},
+                    {},
+                    2,
+                    false};
   for (const CalibrationRow& row : c.rows) {
     const double seconds = row.point.seconds;
-    table.rows.push_back({row.point.name, row.moved.empty() ? "nothing" : fmt::format("{} x {:.2f}", row.moved, row.moved_by), time(seconds), time(row.before),
-                          time(row.after), signed_percent(row.after / seconds - 1), signed_percent(row.unseen / seconds - 1)});
+    table.rows.push_back({row.point.name,
+                          row.moved.empty() ? "nothing" : fmt::format("{} x {:.2f}", row.moved, row.moved_by), time(seconds),
+                          time(row.before), time(row.after), signed_percent(row.after / seconds - 1),
+                          signed_percent(row.unseen / seconds - 1)});
   }
   return table;
 }
@@ -152,9 +188,12 @@ ReportTable nearest_table(const Missing& m) {
 
 void add_missing(HtmlReport& page, const Plan& plan) {
   const Missing m = missing_of(plan.scenario, plan.answer);
-  page.paragraph(fmt::format("It does not fit: {} are missing on each GPU with {} ({} weights, {} reserve and workspaces, {} for a request, of {}).", gigabytes(m.bytes),
-                             layout_text(m.layout), gigabytes(m.capacity.weights_bytes), gigabytes(m.capacity.reserved_bytes + m.capacity.extra_bytes),
-                             gigabytes(m.capacity.per_request_bytes), gigabytes(m.capacity.memory_bytes)));
+  page.paragraph(
+      fmt::format("It does not fit: {} are missing on each GPU with {} ({} weights, {} reserve and workspaces, {} for a "
+                  "request, of {}).",
+                  gigabytes(m.bytes), layout_text(m.layout), gigabytes(m.capacity.weights_bytes),
+                  gigabytes(m.capacity.reserved_bytes + m.capacity.extra_bytes), gigabytes(m.capacity.per_request_bytes),
+                  gigabytes(m.capacity.memory_bytes)));
   page.table(nearest_table(m));
 }
 
@@ -184,8 +223,8 @@ std::string plan_html(const Plan& plan, const Plan* against) {
   const LayoutAnswer& chosen = *plan.chosen();
   page.tiles(tiles_of(s, chosen));
   if (!chosen.point) {
-    page.paragraph(fmt::format("{} users do not fit at {} tokens: {} do.", format_grouped(s.load.users), format_grouped(s.load.total_tokens()),
-                               format_grouped(chosen.capacity.requests)));
+    page.paragraph(fmt::format("{} users do not fit at {} tokens: {} do.", format_grouped(s.load.users),
+                               format_grouped(s.load.total_tokens()), format_grouped(chosen.capacity.requests)));
     page.table(nearest_table(missing_of(s, plan.answer)));
   }
   if (against != nullptr) add_comparison(page, plan, *against);
@@ -197,18 +236,21 @@ std::string plan_html(const Plan& plan, const Plan* against) {
   page.table(frontier_table(plan.answer));
   const int64_t users = chosen.point ? chosen.point->users : 1;
   const DecodeStep decode = decode_of(s, chosen.layout, users);
-  page.table(parts_table(fmt::format("A decode step of {} users", users), decode.parts(), decode.stage_seconds, s.machine.hw));
+  page.table(
+      parts_table(fmt::format("A decode step of {} users", users), decode.parts(), decode.stage_seconds, s.machine.hw));
   const int64_t requests = prefill_batch_requests(s, chosen.layout, users);
   const PrefillTime prefill = prefill_of(s, chosen.layout, requests);
   page.table(parts_table(fmt::format("A prefill of {} prompts", requests), prefill.parts(), prefill.seconds, s.machine.hw));
-  page.paragraph(fmt::format("Times come from an analytical model; measured ones lie between {:.2f} and {:.2f} times them ({}).", s.band.low, s.band.high, s.band.source));
+  page.paragraph(
+      fmt::format("Times come from an analytical model; measured ones lie between {:.2f} and {:.2f} times them ({}).",
+                  s.band.low, s.band.high, s.band.source));
   return page.html();
 }
 
 std::vector<SvgFile> plan_svgs(const Plan& plan, const Plan* against) {
   std::vector<SvgFile> out;
   if (plan.chosen() == nullptr) return out;
-  constexpr double kWidth = 760, kHeight = 380;
+  constexpr double kWidth = 760, kHeight = 400;
   for (const PagePlot& one : page_plots(plan, against)) {
     out.push_back({std::string(one.name) + ".svg", render_svg(one.plot, {kWidth, kHeight, true, ""})});
   }

@@ -18,7 +18,8 @@ namespace {
 double crossing(const std::vector<double>& x, const std::vector<double>& a, const std::vector<double>& b) {
   for (size_t i = 1; i < x.size(); ++i) {
     const double before = a[i - 1] - b[i - 1], after = a[i] - b[i];
-    if (before < 0 && after >= 0) return std::exp(std::log(x[i - 1]) + (std::log(x[i]) - std::log(x[i - 1])) * before / (before - after));
+    if (before < 0 && after >= 0)
+      return std::exp(std::log(x[i - 1]) + (std::log(x[i]) - std::log(x[i - 1])) * before / (before - after));
   }
   return 0;
 }
@@ -46,7 +47,8 @@ Plot mechanism_plot(const Plan& plan, std::string title, std::string label, Unit
     Series s = line(mechanism_text(kMechanisms[i]), kColours[i]);
     s.dashed = !hybrid;
     for (const int64_t tokens : lengths()) {
-      add(s, real(tokens), value(mechanism_cost(plan.scenario.counts, plan.scenario.precision, kMechanisms[i], real(tokens))));
+      add(s, real(tokens),
+          value(mechanism_cost(plan.scenario.counts, plan.scenario.precision, kMechanisms[i], real(tokens))));
     }
     plot.series.push_back(std::move(s));
   }
@@ -61,7 +63,8 @@ double step_growth(const Scenario& s, const Layout& layout, int64_t users, int64
   return decode_of(drafting, layout, users).seconds / decode_of(plain, layout, users).seconds;
 }
 
-double speed_with(const Scenario& s, const Layout& layout, int64_t users, const AcceptanceCurve& curve, int64_t drafted, SpeculationScheme scheme) {
+double speed_with(const Scenario& s, const Layout& layout, int64_t users, const AcceptanceCurve& curve, int64_t drafted,
+                  SpeculationScheme scheme) {
   return curve.at(drafted, s.load.mean_context()) / step_growth(s, layout, users, drafted, scheme);
 }
 
@@ -103,8 +106,9 @@ Plot prefill_split_plot(const Plan& plan) {
     plot.series.push_back(std::move(s_i));
   }
   std::vector<std::pair<double, const char*>> crossings;
-  for (const auto& [other, name] : {std::pair(&shares[gemm], "the dense products"), std::pair(&shares[routed], "the routed experts"),
-                                    std::pair(&rest, "all else together")}) {
+  for (const auto& [other, name] :
+       {std::pair(&shares[gemm], "the dense products"), std::pair(&shares[routed], "the routed experts"),
+        std::pair(&rest, "all else together")}) {
     if (const double at = crossing(x, shares[mla], *other); at > 0) crossings.emplace_back(at, name);
   }
   std::sort(crossings.begin(), crossings.end());
@@ -113,9 +117,11 @@ Plot prefill_split_plot(const Plan& plan) {
     const auto& [at, name] = crossings[i];
     const size_t number = i + 1;
     std::string label = fmt::format("{}", number);
-    if (i > 0 && at < kTooClose * crossings[i - 1].first) label = plot.rules.back().label + "," + label, plot.rules.back().label.clear();
+    if (i > 0 && at < kTooClose * crossings[i - 1].first)
+      label = plot.rules.back().label + "," + label, plot.rules.back().label.clear();
     plot.rules.push_back({true, at, std::move(label)});
-    plot.note += fmt::format("{} {}: MLA attention passes {} at {:.0f}k tokens.", number == 1 ? " Marks:" : "", number, name, at / 1000);
+    plot.note += fmt::format("{} {}: MLA attention passes {} at {:.0f}k tokens.", number == 1 ? " Marks:" : "", number, name,
+                             at / 1000);
   }
   return plot;
 }
@@ -141,15 +147,18 @@ Plot prefill_time_plot(const Plan& plan, const Plan* against) {
 }
 
 Plot mechanism_cache_plot(const Plan& plan) {
-  return mechanism_plot(plan, "Cache of a sequence, by mechanism", "bytes", Unit::bytes, [](const MechanismCost& c) { return c.cache_bytes; });
+  return mechanism_plot(plan, "Cache of a sequence, by mechanism", "bytes", Unit::bytes,
+                        [](const MechanismCost& c) { return c.cache_bytes; });
 }
 
 Plot mechanism_decode_plot(const Plan& plan) {
-  return mechanism_plot(plan, "Bytes of a decoded token, by mechanism", "bytes read and written", Unit::bytes, [](const MechanismCost& c) { return c.decode_bytes; });
+  return mechanism_plot(plan, "Bytes of a decoded token, by mechanism", "bytes read and written", Unit::bytes,
+                        [](const MechanismCost& c) { return c.decode_bytes; });
 }
 
 Plot mechanism_prefill_plot(const Plan& plan) {
-  Plot plot = mechanism_plot(plan, "Attention of a prefill, by mechanism", "PFLOP", Unit::number, [](const MechanismCost& c) { return c.prefill_flops / 1e15; });
+  Plot plot = mechanism_plot(plan, "Attention of a prefill, by mechanism", "PFLOP", Unit::number,
+                             [](const MechanismCost& c) { return c.prefill_flops / 1e15; });
   plot.note = "Projections and experts left out: they are the same for all.";
   return plot;
 }
@@ -164,7 +173,8 @@ Plot speculation_length_plot(const Plan& plan) {
   for (const AcceptanceCurve& curve : published_acceptance()) {
     Series s = line(curve.name);
     for (int64_t drafted = 1; drafted <= 8; ++drafted) {
-      add(s, real(drafted), speed_with(plan.scenario, plan.chosen()->layout, users, curve, drafted, SpeculationScheme::fused));
+      add(s, real(drafted),
+          speed_with(plan.scenario, plan.chosen()->layout, users, curve, drafted, SpeculationScheme::fused));
     }
     plot.series.push_back(std::move(s));
   }
@@ -175,14 +185,18 @@ Plot speculation_length_plot(const Plan& plan) {
 Plot speculation_users_plot(const Plan& plan) {
   Plot plot;
   plot.title = "Speculation: speed by users, 7 drafted";
-  plot.note = "Accepted as on code. Schemes differ in how rejected tokens leave the KDA states; the dip is where verified tokens touch more experts.";
+  plot.note =
+      "Accepted as on code. Schemes differ in how rejected tokens leave the KDA states; the dip is where verified tokens "
+      "touch more experts.";
   plot.x = axis("users at once", Unit::count, true);
   plot.y = axis("times as fast", Unit::number);
   const AcceptanceCurve& code = published_acceptance().front();
-  for (const auto& [scheme, name] : {std::pair(SpeculationScheme::fused, "fused replay"), std::pair(SpeculationScheme::replay, "replay"),
-                                     std::pair(SpeculationScheme::snapshot, "snapshot")}) {
+  for (const auto& [scheme, name] :
+       {std::pair(SpeculationScheme::fused, "fused replay"), std::pair(SpeculationScheme::replay, "replay"),
+        std::pair(SpeculationScheme::snapshot, "snapshot")}) {
     Series s = line(name);
-    for (const UserPoint& u : plan.chosen()->ladder) add(s, real(u.users), speed_with(plan.scenario, plan.chosen()->layout, u.users, code, 7, scheme));
+    for (const UserPoint& u : plan.chosen()->ladder)
+      add(s, real(u.users), speed_with(plan.scenario, plan.chosen()->layout, u.users, code, 7, scheme));
     if (s.x.size() == 1) s.marker = Marker::dot;
     plot.series.push_back(std::move(s));
   }
@@ -193,15 +207,18 @@ Plot speculation_users_plot(const Plan& plan) {
 Plot speculation_need_plot(const Plan& plan) {
   Plot plot;
   plot.title = "Speculation: tokens a step from which it pays, 7 drafted";
-  plot.note = "A speculating step over a plain one. Where a line lies below what a text gives (dashed), drafting is faster there.";
+  plot.note =
+      "A speculating step over a plain one. Where a line lies below what a text gives (dashed), drafting is faster there.";
   plot.wide = true;
   plot.x = axis("users at once", Unit::count, true);
   plot.y = axis("tokens a step", Unit::number);
   plot.y.min = 1;
-  for (const auto& [scheme, name] : {std::pair(SpeculationScheme::fused, "fused replay"), std::pair(SpeculationScheme::replay, "replay"),
-                                     std::pair(SpeculationScheme::snapshot, "snapshot")}) {
+  for (const auto& [scheme, name] :
+       {std::pair(SpeculationScheme::fused, "fused replay"), std::pair(SpeculationScheme::replay, "replay"),
+        std::pair(SpeculationScheme::snapshot, "snapshot")}) {
     Series s = line(name);
-    for (const UserPoint& u : plan.chosen()->ladder) add(s, real(u.users), step_growth(plan.scenario, plan.chosen()->layout, u.users, 7, scheme));
+    for (const UserPoint& u : plan.chosen()->ladder)
+      add(s, real(u.users), step_growth(plan.scenario, plan.chosen()->layout, u.users, 7, scheme));
     if (s.x.size() == 1) s.marker = Marker::dot;
     plot.series.push_back(std::move(s));
   }
@@ -222,8 +239,9 @@ Plot prefix_plot(const Plan& plan) {
   const Deployment d = deployment_of(plan.scenario, plan.chosen()->layout);
   Series cold = line("computed", 6);
   cold.dashed = true;
-  for (const auto& [place, name] : {std::pair(PrefixPlace::network, "from the network"), std::pair(PrefixPlace::host, "from the host"),
-                                    std::pair(PrefixPlace::hbm, "from the GPU")}) {
+  for (const auto& [place, name] :
+       {std::pair(PrefixPlace::network, "from the network"), std::pair(PrefixPlace::host, "from the host"),
+        std::pair(PrefixPlace::hbm, "from the GPU")}) {
     Series s = line(name);
     for (const int64_t tokens : lengths()) {
       const PrefixBenefit b = prefix_benefit(d, place, tokens, 1024);

@@ -14,8 +14,8 @@ using namespace plots;
 namespace {
 
 std::string point_label(const FrontierPoint& f) {
-  return fmt::format("{}, {} users: TTFT p95 {:.2f} s, TPOT p95 {:.1f} ms", layout_text(f.layout), f.point.users, f.point.ttft_p95,
-                     f.point.tpot_p95 * 1e3);
+  return fmt::format("{}, {} users: TTFT p95 {:.2f} s, TPOT p95 {:.1f} ms", layout_text(f.layout), f.point.users,
+                     f.point.ttft_p95, f.point.tpot_p95 * 1e3);
 }
 
 void add_frontier(Plot& plot, const Plan& plan, int colour, const std::string& name) {
@@ -33,7 +33,7 @@ void add_frontier(Plot& plot, const Plan& plan, int colour, const std::string& n
     best.labels.push_back(point_label(f));
   }
   // Thousands of points of a large sweep make a page heavy and its cloud no clearer.
-  constexpr size_t kMostPoints = 600;
+  constexpr size_t kMostPoints = 300;
   if (colour == 0 && all.x.size() > 0) {
     const size_t every = all.x.size() / kMostPoints + 1;
     Series thinned = all;
@@ -53,7 +53,9 @@ void add_frontier(Plot& plot, const Plan& plan, int colour, const std::string& n
 Plot frontier_plot(const Plan& plan, const Plan* against) {
   Plot plot;
   plot.title = "Throughput against the speed of a user";
-  plot.note = "Each dot is a layout with a number of users; on the line nothing else is better in both. Speeds are 1 / TPOT, with the wait for other prompts.";
+  plot.note =
+      "Each dot is a layout with a number of users; on the line nothing else is better in both. Speeds are 1 / TPOT, with "
+      "the wait for other prompts.";
   plot.wide = true;
   plot.x = axis("tokens/s of a user", Unit::number);
   plot.y = axis("tokens/s/GPU, in and out", Unit::count);
@@ -71,7 +73,9 @@ Plot frontier_plot(const Plan& plan, const Plan* against) {
     if (!within.x.empty()) plot.series.push_back(std::move(within));
   }
   const UserPoint* const point = plan.chosen()->point ? &*plan.chosen()->point : nullptr;
-  if (point != nullptr) plot.marks.push_back({point->user_tokens_per_second(), point->tokens_per_second_gpu, fmt::format("the answer: {} users", point->users)});
+  if (point != nullptr)
+    plot.marks.push_back(
+        {point->user_tokens_per_second(), point->tokens_per_second_gpu, fmt::format("the answer: {} users", point->users)});
   if (plan.scenario.objective.tpot_seconds < kNoLimit) {
     double right = 0, top = 0;
     for (const Series& s : plot.series) {
@@ -79,7 +83,9 @@ Plot frontier_plot(const Plan& plan, const Plan* against) {
       for (const double y : s.y) top = std::max(top, y);
     }
     const double left = 1 / plan.scenario.objective.tpot_seconds;
-    if (left < right) plot.boxes.push_back({left, right, 0, top, fmt::format("TPOT within {:.0f} ms", plan.scenario.objective.tpot_seconds * 1e3)});
+    if (left < right)
+      plot.boxes.push_back(
+          {left, right, 0, top, fmt::format("TPOT within {:.0f} ms", plan.scenario.objective.tpot_seconds * 1e3)});
   }
   return plot;
 }
@@ -105,8 +111,10 @@ Plot users_plot(const Plan& plan, const Plan* against) {
   };
   add_plan(plan, 0, "", true);
   if (against != nullptr && against->chosen() != nullptr) add_plan(*against, 2, ", " + name_of(*against), false);
-  if (plan.scenario.objective.tpot_seconds < kNoLimit) plot.rules.push_back({false, plan.scenario.objective.tpot_seconds, "objective of TPOT"});
-  if (plan.scenario.objective.ttft_seconds < kNoLimit) plot.rules.push_back({false, plan.scenario.objective.ttft_seconds, "objective of TTFT"});
+  if (plan.scenario.objective.tpot_seconds < kNoLimit)
+    plot.rules.push_back({false, plan.scenario.objective.tpot_seconds, "objective of TPOT"});
+  if (plan.scenario.objective.ttft_seconds < kNoLimit)
+    plot.rules.push_back({false, plan.scenario.objective.ttft_seconds, "objective of TTFT"});
   return plot;
 }
 
@@ -118,7 +126,8 @@ Plot capacity_plot(const Plan& plan, const Plan* against) {
   const auto add_plan = [&](const Plan& p, int colour) {
     Series s = line(against != nullptr ? name_of(p) : "", colour);
     for (const int64_t tokens : lengths()) {
-      add(s, real(tokens), real(capacity(deployment_of(p.scenario, p.chosen()->layout), real(tokens), slots_of(p.scenario)).requests));
+      add(s, real(tokens),
+          real(capacity(deployment_of(p.scenario, p.chosen()->layout), real(tokens), slots_of(p.scenario)).requests));
     }
     plot.series.push_back(std::move(s));
   };
@@ -144,7 +153,8 @@ Plot history_plot(const Plan& plan) {
   }
   plot.series = {state, latents, sum};
   const double equal = fixed / each;
-  if (equal > 1024 && equal < kMostLength) plot.marks.push_back({equal, fixed, fmt::format("equal at {} tokens", format_grouped(std::llround(equal)))});
+  if (equal > 1024 && equal < kMostLength)
+    plot.marks.push_back({equal, fixed, fmt::format("equal at {} tokens", format_grouped(std::llround(equal)))});
   return plot;
 }
 
@@ -154,12 +164,15 @@ Plot memory_plot(const Plan& plan) {
   const int64_t users = users_of(plan);
   Plot plot;
   plot.title = fmt::format("Memory of a GPU with {} user{}", users, users == 1 ? "" : "s");
-  plot.note = "The chosen layout. Above the line requests do not fit; states are split over tp, latents are whole on each of its GPUs unless DCP splits them.";
+  plot.note =
+      "The chosen layout. Above the line requests do not fit; states are split over tp, latents are whole on each of its "
+      "GPUs unless DCP splits them.";
   plot.x = axis("tokens of each", Unit::count, true);
   plot.y = axis("memory of a GPU", Unit::bytes);
   plot.y.from_zero = true;
   plot.y.max = s.machine.hw.memory_bytes * 1.25;
-  Series weights = line("weights", 2), rest = line("reserve, workspaces", 6), state = line("KDA states", 1), latents = line("MLA latents", 0);
+  Series weights = line("weights", 2), rest = line("reserve, workspaces", 6), state = line("KDA states", 1),
+         latents = line("MLA latents", 0);
   for (Series* one : {&weights, &rest, &state, &latents}) one->kind = Series::Kind::area;
   const double of_a_gpu = std::ceil(real(users) / real(chosen.layout.dp));
   for (const int64_t tokens : lengths()) {
@@ -172,7 +185,8 @@ Plot memory_plot(const Plan& plan) {
     add(latents, real(tokens), std::min(of_a_gpu * c.cache_bytes, std::max(0.0, *plot.y.max - used)));
   }
   plot.series = {weights, rest, state, latents};
-  plot.rules.push_back({false, s.machine.hw.memory_bytes, fmt::format("memory, {:.0f} GB", s.machine.hw.memory_bytes / 1e9)});
+  plot.rules.push_back(
+      {false, s.machine.hw.memory_bytes, fmt::format("memory, {:.0f} GB", s.machine.hw.memory_bytes / 1e9)});
   return plot;
 }
 
@@ -180,7 +194,8 @@ Plot decode_plot(const Plan& plan) {
   const Scenario& s = plan.scenario;
   Plot plot;
   plot.title = "A decode step by parts";
-  plot.note = fmt::format("One stage of {}, at {:.0f} tokens of context.", layout_text(plan.chosen()->layout), s.load.mean_context());
+  plot.note = fmt::format("One stage of {}, at {:.0f} tokens of context.", layout_text(plan.chosen()->layout),
+                          s.load.mean_context());
   plot.x.label = "users at once";
   plot.y = axis("time", Unit::seconds);
   plot.y.from_zero = true;
