@@ -137,7 +137,11 @@ Status write_files(const SimOptions& o, const plan::SimReport& report) {
   if (!o.json.empty() && o.json != "-") K3_TRY(write_file(o.json, plan::sim_json(report)));
   if (!o.csv.empty()) K3_TRY(write_file(o.csv, plan::sim_csv(report)));
   if (!o.html.empty()) K3_TRY(write_file(o.html, plan::sim_html(report)));
-  for (const std::string& file : {o.json, o.csv, o.html}) {
+  if (!o.plots.empty()) {
+    K3_TRY(make_directories(o.plots));
+    for (const plan::SvgFile& file : plan::sim_svgs(report)) K3_TRY(write_file(o.plots + "/" + file.name, file.text));
+  }
+  for (const std::string& file : {o.json, o.csv, o.html, o.plots}) {
     if (!file.empty() && file != "-") note("k3: wrote " + file);
   }
   return {};

@@ -165,6 +165,7 @@ void add_output(CLI::App& app, SimOptions& o) {
   g.text("--json", o.json, "Write everything; - writes to stdout in place of the tables", "FILE");
   g.text("--csv", o.csv, "Write a line for each request", "FILE");
   g.text("--html", o.html, "Write a page with plots, one file", "FILE");
+  g.text("--plots", o.plots, "Write the page's plots as SVG files into this folder", "FOLDER");
   g.text("--against", o.against, "Compare with another run: its --json", "FILE");
 }
 

@@ -55,7 +55,7 @@ struct SimOptions {
   std::optional<double> slo_ttft, slo_tpot_ms;
   int threads = 0;
 
-  std::string name, json, csv, html, against;
+  std::string name, json, csv, html, plots, against;
 };
 
 void add_sim_command(CLI::App& app, SimOptions& options, Status& status);

@@ -3,6 +3,7 @@
 
 #include "k3/base/report/axis.h"
 #include "k3/base/report/html_report.h"
+#include "k3/base/report/svg.h"
 #include "k3/base/units.h"
 #include "k3/plan/report/sim_plots.h"
 #include "k3/plan/report/sim_report.h"
@@ -132,6 +133,21 @@ ReportTable request_table(const SimReport& r) {
 }
 
 }  // namespace
+
+std::vector<SvgFile> sim_svgs(const SimReport& r) {
+  std::vector<std::pair<std::string, Plot>> plots = {{"ttft", latency_plot(r, "Time to the first token", &SimDigest::ttft, r.scenario.slo_ttft_seconds)},
+                                                     {"tpot", latency_plot(r, "Time for each further token", &SimDigest::tpot, r.scenario.slo_tpot_seconds)},
+                                                     {"requests", load_plot(r)},
+                                                     {"pool", pool_plot(r)},
+                                                     {"hits", hit_plot(r)},
+                                                     {"evictions", eviction_plot(r)}};
+  if (!r.loads.empty()) plots.emplace_back("load", load_curve(r));
+  if (!r.policies.empty()) plots.emplace_back("policies", policy_plot(r));
+  constexpr double kWidth = 760, kHeight = 400;
+  std::vector<SvgFile> out;
+  for (const auto& [name, plot] : plots) out.push_back({name + ".svg", render_svg(plot, {kWidth, kHeight, true, ""})});
+  return out;
+}
 
 std::string sim_html(const SimReport& r) {
   HtmlReport page(r.title, r.subtitle);

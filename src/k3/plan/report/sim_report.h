@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "k3/plan/report/plan_html.h"
 #include "k3/plan/sim/sim_result.h"
 
 namespace k3::plan {
@@ -69,5 +70,6 @@ inline constexpr size_t kMostJsonRequests = 100'000;  // a longer list is left o
 std::string sim_json(const SimReport& report);
 std::string sim_csv(const SimReport& report);
 std::string sim_html(const SimReport& report);
+std::vector<SvgFile> sim_svgs(const SimReport& report);  // the page's plots, a file each
 
 }  // namespace k3::plan
