@@ -177,6 +177,17 @@ TEST(Flops, PiecesOfAPromptAddUp) {
   EXPECT_GT(mla_prefill_flops(c, 2000, 1000), mla_prefill_flops(c, 2000, 1000, false));
 }
 
+TEST(Flops, SourcesOfAttnResAreThoseOfEachLayer) {
+  Counts c = k3_counts();
+  for (c.attn_res_block = 1; c.attn_res_block <= 13; ++c.attn_res_block) {
+    for (c.layers = 1; c.layers <= 40; ++c.layers) {
+      int64_t sources = 1 + (c.layers + c.attn_res_block - 1) / c.attn_res_block;
+      for (int64_t l = 0; l < c.layers; ++l) sources += 2 * (1 + l / c.attn_res_block) + 1 + (l % c.attn_res_block != 0 ? 1 : 0);
+      EXPECT_EQ(attn_res_sources(c), sources) << c.layers << " layers in blocks of " << c.attn_res_block;
+    }
+  }
+}
+
 TEST(Flops, WithoutAttnResThereIsNoneOfIt) {
   const Counts c = table_counts(test_config("kimi-linear-48b")).value();
   EXPECT_EQ(attn_res_sources(c), 0);

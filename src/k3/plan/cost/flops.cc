@@ -44,16 +44,13 @@ double mla_decode_flops(const Counts& c, double context_tokens) {
   return real(c.mla_layers * c.mla_heads) * 2 * context_tokens * real(2 * c.latent_rank + c.rope_dim);
 }
 
+// The last mix has 1 + ceil(L / A) sources. Layer l has 1 + floor(l / A) finished blocks before attention and before the FFN, a partial
+// one before the FFN, and one before attention unless l begins a block, which ceil(L / A) layers do.
 int64_t attn_res_sources(const Counts& c) {
   if (c.attn_res_block == 0) return 0;
-  int64_t sources = 1 + (c.layers + c.attn_res_block - 1) / c.attn_res_block;  // the last mix
-  for (int64_t l = 0; l < c.layers; ++l) {
-    const int64_t finished = 1 + l / c.attn_res_block;
-    const bool partial_before_attention = l % c.attn_res_block != 0;
-    sources += finished + (partial_before_attention ? 1 : 0);  // before attention
-    sources += finished + 1;                                   // before the FFN
-  }
-  return sources;
+  const int64_t whole = c.layers / c.attn_res_block, rest = c.layers % c.attn_res_block;
+  const int64_t floors = c.attn_res_block * whole * (whole - 1) / 2 + rest * whole;  // sum of floor(l / A)
+  return 1 + 4 * c.layers + 2 * floors;
 }
 
 double attn_res_flops(const Counts& c) { return 7 * real(c.hidden) * real(attn_res_sources(c)); }
