@@ -220,6 +220,13 @@ TEST(Sim, HitsAreThoseOfTheServer) {
   }
 }
 
+// What nobody can fill costs the program nothing.
+TEST(Sim, AbsurdPoolsAreLikeAmpleOnes) {
+  const Arguments few = k3_sim("synthetic", {"-n", "4", "--turns", "2", "--output", "20"});
+  const json ample = simulated(few).at("requests");
+  EXPECT_EQ(simulated(with(few, {"--pool-bytes", "900TB", "--host-bytes", "900TB"})).at("requests"), ample);
+}
+
 TEST(Sim, WritesPagesAndTables) {
   const Scratch scratch;
   const Arguments run = k3_sim(kAgents, {"--limit", "120"});
@@ -312,6 +319,7 @@ TEST(Sim, WrongUseIsNamed) {
       {with(synthetic, {"--acceptance", "chat"}), 2, "says nothing without --draft"},
       {with(synthetic, {"--pool-bytes", "lots"}), 2, "--pool-bytes"},
       {with(synthetic, {"--pool-bytes", "1MB"}), 2, "pool"},
+      {with(synthetic, {"--replicas", "100000", "--pool-bytes", "1PB"}), 2, "100000 engines with pools"},
       {with(synthetic, {"--block-tokens", "100"}), 2, "16"},
       {with(synthetic, {"--set", "hw.hbm_bytes_per_second=0"}), 2, "0"},
       {with(synthetic, {"--set", "hw.memory_bytes=1e40"}), 2, "memory_bytes"},

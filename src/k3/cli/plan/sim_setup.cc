@@ -26,6 +26,8 @@ constexpr int64_t kGpuStepTokens = 8192, kCpuStepTokens = 512, kGpuRunning = 256
 constexpr int64_t kLargeState = int64_t{1} << 20;  // as the engine decides how long blocks are
 constexpr int64_t kMostRecordingBytes = int64_t{1} << 30;
 constexpr double kGiga = 1e9;
+// Pages that this program keeps count of, some hundred bytes each: of a pool as machines have them, and of all pools and tiers.
+constexpr int64_t kUsualPages = int64_t{1} << 20, kMostPages = int64_t{1} << 24;
 
 Result<std::vector<PlannedRequest>> planned_requests(const SimOptions& o) {
   if (o.trace == kSynthetic) {
@@ -54,11 +56,6 @@ Result<std::vector<PlannedRequest>> planned_requests(const SimOptions& o) {
     K3_TRY_ASSIGN(w.sessions, parse_sessions(o.sessions));
   }
   return workload_from_trace(reader, w).with_context(o.trace);
-}
-
-Result<int64_t> bytes_or(const std::string& text, int64_t otherwise) {
-  if (text.empty()) return otherwise;
-  return parse_bytes(text);
 }
 
 std::optional<double> real_of(std::string_view text) {
@@ -153,23 +150,42 @@ Status set_shape(const SimOptions& o, const plan::Counts& counts, const plan::La
   return {};
 }
 
-Status set_pool(const SimOptions& o, const plan::Workload& workload, const plan::Layout& layout, double free_bytes, plan::EngineSettings* e) {
-  const int64_t parts = layout.pp * layout.dp;
-  if (o.unbounded || o.rule) {
-    e->pool_bytes = endless_pages(workload, *e) * e->shape.page_bytes;
-  } else if (!o.pool_bytes.empty()) {
-    K3_TRY_ASSIGN(const int64_t each, parse_bytes(o.pool_bytes));
-    if (each > INT64_MAX / parts) return fail(Code::invalid_argument, "--pool-bytes {}: too much", o.pool_bytes);
-    e->pool_bytes = each * parts;
-  } else if (free_bytes > 0) {
-    e->pool_bytes = static_cast<int64_t>(free_bytes) * parts;
-  } else {
-    e->pool_bytes = e->core.max_running * (e->shape.pages_for(e->core.ctx_tokens) + e->shape.groups()) * e->shape.page_bytes;
+// Pages beyond what the requests can ever fill change nothing but the memory of this program.
+int64_t counted_pages(int64_t bytes, int64_t endless, const cache::CacheShape& shape) {
+  const int64_t pages = bytes / shape.page_bytes;
+  return pages <= kUsualPages ? pages : std::min(pages, std::max(endless, kUsualPages));
+}
+
+Status set_pool(const SimOptions& o, const plan::Workload& workload, const plan::Layout& layout, double free_bytes,
+                plan::EngineSettings* e) {
+  const int64_t parts = layout.pp * layout.dp, endless = endless_pages(workload, *e);
+  const auto bytes_of = [&](const char* option, const std::string& text) -> Result<int64_t> {
+    if (text.empty()) return 0;
+    K3_TRY_ASSIGN(const int64_t each, parse_bytes(text));
+    if (each > INT64_MAX / parts) return fail(Code::invalid_argument, "{} {}: too much", option, text);
+    return each * parts;
+  };
+  int64_t pool = endless;
+  if (!o.unbounded && !o.rule) {
+    K3_TRY_ASSIGN(int64_t bytes, bytes_of("--pool-bytes", o.pool_bytes));
+    if (o.pool_bytes.empty() && free_bytes > 0) bytes = static_cast<int64_t>(free_bytes) * parts;
+    pool = counted_pages(bytes, endless, e->shape);
+    if (o.pool_bytes.empty() && free_bytes <= 0) {
+      pool = e->core.max_running * (e->shape.pages_for(e->core.ctx_tokens) + e->shape.groups());
+    }
   }
-  K3_TRY_ASSIGN(const int64_t host, bytes_or(o.host_bytes, 0));
-  K3_TRY_ASSIGN(const int64_t remote, bytes_or(o.remote_bytes, 0));
-  if (host > INT64_MAX / parts || remote > INT64_MAX / parts) return fail(Code::invalid_argument, "--host-bytes, --remote-bytes: too much");
-  e->host_bytes = host * parts, e->remote_bytes = remote * parts;
+  K3_TRY_ASSIGN(const int64_t host_bytes, bytes_of("--host-bytes", o.host_bytes));
+  K3_TRY_ASSIGN(const int64_t remote_bytes, bytes_of("--remote-bytes", o.remote_bytes));
+  const int64_t host = counted_pages(host_bytes, endless, e->shape), remote = counted_pages(remote_bytes, endless, e->shape);
+  const int64_t engines = o.replicas * (o.prefill > 0 ? o.prefill + o.decode : 1);
+  if (pool > kMostPages || pool + host + remote > kMostPages / engines) {
+    return fail(Code::invalid_argument,
+                "{} engines with pools and tiers of {} pages each: at most {} pages in all; give less memory, or fewer requests where pools "
+                "are without end",
+                engines, format_grouped(pool + host + remote), format_grouped(kMostPages));
+  }
+  e->pool_bytes = pool * e->shape.page_bytes;
+  e->host_bytes = host * e->shape.page_bytes, e->remote_bytes = remote * e->shape.page_bytes;
   e->remote_seconds = o.remote_ms / 1e3;
   return {};
 }
