@@ -21,7 +21,9 @@ Arguments with(Arguments a, const Arguments& b) {
 
 // K3 on 16 H200 of one layout, unless a test is about the choice.
 Arguments k3_sim(const std::string& trace, const Arguments& more = {}) {
-  return with({"sim", "k3", trace, "--hw", "h200", "--gpus", "16", "--tp", "8", "--pp", "2", "--dp", "1", "--dcp", "1", "--kcp", "1", "--moe", "tp"}, more);
+  return with({"sim", "k3", trace, "--hw", "h200", "--gpus", "16", "--tp", "8", "--pp", "2", "--dp", "1", "--dcp", "1",
+               "--kcp", "1", "--moe", "tp"},
+              more);
 }
 
 json simulated(const Arguments& arguments) { return json::parse(k3_ok(with(arguments, {"--json", "-"}))); }
@@ -41,7 +43,8 @@ void expect_all_done(const json& root) {
     EXPECT_LE(r.at("cached_tokens"), r.at("matched_tokens"));
     EXPECT_LT(r.at("matched_tokens"), r.at("input_tokens"));
     if (r.at("preemptions") == 0 && r.at("restarts") == 0) {
-      EXPECT_EQ(r.at("computed_tokens").get<int64_t>() + r.at("cached_tokens").get<int64_t>(), r.at("input_tokens").get<int64_t>());
+      EXPECT_EQ(r.at("computed_tokens").get<int64_t>() + r.at("cached_tokens").get<int64_t>(),
+                r.at("input_tokens").get<int64_t>());
     }
   }
   EXPECT_EQ(s.at("cached_tokens"), cached);
@@ -50,8 +53,8 @@ void expect_all_done(const json& root) {
 
 TEST(Sim, ARequestAloneTakesWhatThePlanSays) {
   const json sim = simulated(k3_sim("synthetic", {"-n", "1", "--input", "8192", "--output", "129"}));
-  const Arguments plan = {"plan", "k3", "--hw", "h200", "--gpus", "16", "--tp", "8", "--pp", "2", "--dcp", "1", "--kcp", "1", "--moe", "tp", "--input", "8192", "--output", "129",
-                          "--users", "1", "--json"};
+  const Arguments plan = {"plan",  "k3", "--hw",  "h200", "--gpus",  "16",   "--tp",     "8",   "--pp",    "2", "--dcp", "1",
+                          "--kcp", "1",  "--moe", "tp",   "--input", "8192", "--output", "129", "--users", "1", "--json"};
   const json point = json::parse(k3_ok(plan)).at("answer").at("point");
   EXPECT_NEAR(sim.at("summary").at("ttft_s").at("p50").get<double>(), point.at("ttft_p50_seconds").get<double>(), 1e-9);
   // The mean history of its steps is half a token from the plan's: far below a hundredth of a percent.
@@ -60,9 +63,12 @@ TEST(Sim, ARequestAloneTakesWhatThePlanSays) {
 
 TEST(Sim, ReadsEveryTrace) {
   const Scratch scratch;
-  put_file(scratch.path("azure.csv"), "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.9951690,396,109\n");
+  put_file(
+      scratch.path("azure.csv"),
+      "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.9951690,396,109\n");
   put_file(scratch.path("burst.csv"),
-           "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,a,1,ChatGPT,472,18,490,Conversation "
+           "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log "
+           "Type\n5,a,1,ChatGPT,472,18,490,Conversation "
            "log\n45,a,1,ChatGPT,1087,230,1317,Conversation log\n");
   put_file(scratch.path("mooncake.jsonl"), R"({"timestamp":0,"input_length":1025,"output_length":7,"hash_ids":[4,5,9]})"
                                            "\n");
@@ -76,7 +82,8 @@ TEST(Sim, ReadsEveryTrace) {
 
 TEST(Sim, PacesRequests) {
   const Arguments few = {"-n", "24", "--input", "uniform:1000:4000", "--output", "lognormal:60:0.5", "--turns", "3"};
-  for (const Arguments& pace : std::vector<Arguments>{{"--users", "4"}, {"--users", "2", "--think-ms", "2000"}, {"--rate", "2"}, {"--sequential"}}) {
+  for (const Arguments& pace :
+       std::vector<Arguments>{{"--users", "4"}, {"--users", "2", "--think-ms", "2000"}, {"--rate", "2"}, {"--sequential"}}) {
     SCOPED_TRACE(pace.front());
     const json root = simulated(with(k3_sim("synthetic", few), pace));
     expect_all_done(root);
@@ -88,7 +95,8 @@ TEST(Sim, PacesRequests) {
 }
 
 TEST(Sim, TheRuleIsTheGoldenOne) {
-  const json golden = json::parse(file_text(source_path("tests/data/traces/prefix_golden.json"))).at("agent_sessions_a.jsonl");
+  const json golden =
+      json::parse(file_text(source_path("tests/data/traces/prefix_golden.json"))).at("agent_sessions_a.jsonl");
   for (const char* policy : {"end", "every", "end+second+32768"}) {
     SCOPED_TRACE(policy);
     const json s = simulated(k3_sim(kAgents, {"--rule", "--policy", policy})).at("summary");
@@ -99,7 +107,8 @@ TEST(Sim, TheRuleIsTheGoldenOne) {
 }
 
 TEST(Sim, ComparesPolicies) {
-  const json root = simulated(k3_sim(kAgents, {"--limit", "200", "--unbounded", "--no-keep-idle", "--policies", "every,end,end+8192"}));
+  const json root =
+      simulated(k3_sim(kAgents, {"--limit", "200", "--unbounded", "--no-keep-idle", "--policies", "every,end,end+8192"}));
   const json& p = root.at("policies");
   ASSERT_EQ(p.size(), 3u);
   EXPECT_EQ(p[0].at("policy"), "every");
@@ -111,8 +120,10 @@ TEST(Sim, ComparesPolicies) {
 TEST(Sim, PrefillAndDecodeApart) {
   const json root = simulated(k3_sim(kAgents, {"--limit", "150", "--prefill", "2", "--decode", "1"}));
   expect_all_done(root);
-  const json slow = simulated(k3_sim("synthetic", {"-n", "1", "--output", "3", "--prefill", "1", "--decode", "1", "--transfer-gbps", "1"}));
-  const json quick = simulated(k3_sim("synthetic", {"-n", "1", "--output", "3", "--prefill", "1", "--decode", "1", "--transfer-gbps", "1000"}));
+  const json slow = simulated(
+      k3_sim("synthetic", {"-n", "1", "--output", "3", "--prefill", "1", "--decode", "1", "--transfer-gbps", "1"}));
+  const json quick = simulated(
+      k3_sim("synthetic", {"-n", "1", "--output", "3", "--prefill", "1", "--decode", "1", "--transfer-gbps", "1000"}));
   // 69 states in FP32 with their windows, and 8192 tokens of 24 x 576 values in BF16: 0.676 GB.
   const double bytes = 69 * (1572864 * 4 + 110592 * 2.0) + 8192 * 24 * 576 * 2.0;
   const auto end = [](const json& r) { return r.at("requests")[0].at("end_s").get<double>(); };
@@ -163,12 +174,14 @@ TEST(Sim, SessionsKeepTheirReplica) {
 }
 
 TEST(Sim, BudgetsHoldLongPromptsBack) {
-  const json root = simulated(k3_sim(kConversation, {"--limit", "200", "--speed", "4", "--budget", "8192:2", "--budget", "200000:8"}));
+  const json root =
+      simulated(k3_sim(kConversation, {"--limit", "200", "--speed", "4", "--budget", "8192:2", "--budget", "200000:8"}));
   expect_all_done(root);
 }
 
 TEST(Sim, AnySeedAndThreadsGiveOneResult) {
-  const Arguments fleet = k3_sim("synthetic", {"-n", "60", "--turns", "3", "--rate", "3", "--replicas", "3", "--output", "50"});
+  const Arguments fleet =
+      k3_sim("synthetic", {"-n", "60", "--turns", "3", "--rate", "3", "--replicas", "3", "--output", "50"});
   const std::string one = k3_ok(with(fleet, {"-t", "1", "--json", "-"}));
   EXPECT_EQ(k3_ok(with(fleet, {"-t", "2", "--json", "-"})), one);
   EXPECT_NE(k3_ok(with(fleet, {"-t", "1", "--seed", "5", "--json", "-"})), one);
@@ -176,9 +189,13 @@ TEST(Sim, AnySeedAndThreadsGiveOneResult) {
 
 TEST(Sim, MeasuredStepsOfASmallModel) {
   const Scratch scratch;
-  put_file(scratch.path("clock.json"), R"({"points":[{"decode_rows":1,"decode_history_tokens":100,"seconds":0.01},{"decode_rows":8,"decode_history_tokens":800,"seconds":0.03},
+  put_file(
+      scratch.path("clock.json"),
+      R"({"points":[{"decode_rows":1,"decode_history_tokens":100,"seconds":0.01},{"decode_rows":8,"decode_history_tokens":800,"seconds":0.03},
     {"prompts":1,"new_tokens":512,"key_pairs":131072,"seconds":0.5},{"prompts":1,"new_tokens":64,"key_pairs":2048,"seconds":0.08}]})");
-  put_file(scratch.path("run.json"), R"({"requests":[{"index":0,"input_tokens":300,"start_s":1,"first_token_s":2,"end_s":3},{"index":1,"start_s":5,"end_s":6}]})");
+  put_file(
+      scratch.path("run.json"),
+      R"({"requests":[{"index":0,"input_tokens":300,"start_s":1,"first_token_s":2,"end_s":3},{"index":1,"start_s":5,"end_s":6}]})");
   put_file(scratch.path("t.jsonl"), R"({"timestamp":0,"input_length":300,"output_length":8,"hash_ids":[1]}
 {"timestamp":10,"input_length":400,"output_length":8,"hash_ids":[1]}
 )");
@@ -195,7 +212,8 @@ TEST(Sim, MeasuredStepsOfASmallModel) {
 // What the real server skips of each prompt, the simulator skips, with room for everything and in a pool that has to evict.
 TEST(Sim, HitsAreThoseOfTheServer) {
   const Scratch scratch;
-  put_file(scratch.path("clock.json"), R"({"points":[{"decode_rows":1,"seconds":0.01},{"prompts":1,"new_tokens":64,"seconds":0.08}]})");
+  put_file(scratch.path("clock.json"),
+           R"({"points":[{"decode_rows":1,"seconds":0.01},{"prompts":1,"new_tokens":64,"seconds":0.08}]})");
   const std::string trace = source_path("bench/serve/agent_sessions_0_11.jsonl");
   const Arguments cut = {"--scale", "0.05", "--max-output", "4", "--limit", "40"};
   for (const Arguments& pool : std::vector<Arguments>{{}, {"--pool-bytes", "30MiB"}}) {
@@ -204,13 +222,25 @@ TEST(Sim, HitsAreThoseOfTheServer) {
     ASSERT_TRUE(server.wait_err("listening on http://127.0.0.1:") && server.wait_err("\n")) << server.err();
     std::smatch port;
     ASSERT_TRUE(std::regex_search(server.err(), port, std::regex("127.0.0.1:([0-9]+)")));
-    const std::string run = k3_ok(with({"loadgen", "http://127.0.0.1:" + port[1].str(), "--trace", trace, "--sequential", "--json"}, cut));
+    const std::string run =
+        k3_ok(with({"loadgen", "http://127.0.0.1:" + port[1].str(), "--trace", trace, "--sequential", "--json"}, cut));
     server.send(SIGTERM);
     put_file(scratch.path("run.json"), run);
-    const Arguments sim = {"sim", kMini, trace, "--made-up-answers", "--clock", scratch.path("clock.json"), "--ctx", "8192", "--max-running", "8", "--recorded-order",
+    const Arguments sim = {"sim",
+                           kMini,
+                           trace,
+                           "--made-up-answers",
+                           "--clock",
+                           scratch.path("clock.json"),
+                           "--ctx",
+                           "8192",
+                           "--max-running",
+                           "8",
+                           "--recorded-order",
                            scratch.path("run.json")};
     const json root = simulated(with(with(sim, cut), pool));
-    int64_t evicted = root.at("summary").at("evicted_pages").get<int64_t>() + root.at("summary").at("evicted_checkpoints").get<int64_t>();
+    int64_t evicted =
+        root.at("summary").at("evicted_pages").get<int64_t>() + root.at("summary").at("evicted_checkpoints").get<int64_t>();
     EXPECT_EQ(evicted > 0, !pool.empty());
     for (const json& r : json::parse(run).at("requests")) {
       const auto index = r.at("index").get<size_t>();
@@ -230,14 +260,18 @@ TEST(Sim, AbsurdPoolsAreLikeAmpleOnes) {
 TEST(Sim, WritesPagesAndTables) {
   const Scratch scratch;
   const Arguments run = k3_sim(kAgents, {"--limit", "120"});
-  k3_ok(with({"sim", "k3", kAgents, "--limit", "120", "--hw", "gb300", "--gpus", "16"}, {"--name", "a <b> & c", "--loads", "1,4", "--json", scratch.path("other.json")}));
-  const std::string out = k3_ok(with(run, {"--policies", "end,serve", "--loads", "0.5,1,2", "--slo-ttft", "2", "--slo-tpot", "50", "--against", scratch.path("other.json"), "--plots", scratch.path("plots"), "--html",
-                                           scratch.path("run.html"), "--csv", scratch.path("run.csv")}));
-  for (const char* word : {"TTFT", "TPOT", "waiting", "skipped", "cut by", "checkpoints", "objective", "speed 0.5"}) EXPECT_THAT(out, HasSubstr(word));
+  k3_ok(with({"sim", "k3", kAgents, "--limit", "120", "--hw", "gb300", "--gpus", "16"},
+             {"--name", "a <b> & c", "--loads", "1,4", "--json", scratch.path("other.json")}));
+  const std::string out = k3_ok(with(run, {"--policies", "end,serve", "--loads", "0.5,1,2", "--slo-ttft", "2", "--slo-tpot",
+                                           "50", "--against", scratch.path("other.json"), "--plots", scratch.path("plots"),
+                                           "--html", scratch.path("run.html"), "--csv", scratch.path("run.csv")}));
+  for (const char* word : {"TTFT", "TPOT", "waiting", "skipped", "cut by", "checkpoints", "objective", "speed 0.5"})
+    EXPECT_THAT(out, HasSubstr(word));
   const std::string html = file_text(scratch.path("run.html"));
   EXPECT_EQ(k3::test::xml_problem(html.substr(html.find('\n') + 1)), "");
-  for (const char* word : {"Throughput against the speed of a user", "TPOT within", "Checkpoint policies", "Requests", "The pool", "Prompt tokens from the cache", "Evictions",
-                           "Two scenarios", "What cut the prefixes", "cut by", "a &lt;b&gt; &amp; c"}) {
+  for (const char* word : {"Throughput against the speed of a user", "TPOT within", "Checkpoint policies", "Requests",
+                           "The pool", "Prompt tokens from the cache", "Evictions", "Two scenarios", "What cut the prefixes",
+                           "cut by", "a &lt;b&gt; &amp; c"}) {
     EXPECT_THAT(html, HasSubstr(word));
   }
   EXPECT_THAT(html, Not(HasSubstr("nan")));
@@ -285,10 +319,13 @@ struct Refusal {
 
 TEST(Sim, WrongUseIsNamed) {
   const Scratch scratch;
-  put_file(scratch.path("bad.jsonl"), "{\"timestamp\":0,\"input_length\":5,\"output_length\":1,\"hash_ids\":[1]}\n{\"timestamp\":10}\n");
+  put_file(scratch.path("bad.jsonl"),
+           "{\"timestamp\":0,\"input_length\":5,\"output_length\":1,\"hash_ids\":[1]}\n{\"timestamp\":10}\n");
   put_file(scratch.path("none.csv"), "a,b\n1,2\n");
   put_file(scratch.path("empty.jsonl"), "");
-  put_file(scratch.path("late.jsonl"), "{\"timestamp\":9,\"input_length\":5,\"output_length\":1,\"hash_ids\":[1]}\n{\"timestamp\":3,\"input_length\":5,\"output_length\":1,\"hash_ids\":[1]}\n");
+  put_file(scratch.path("late.jsonl"),
+           "{\"timestamp\":9,\"input_length\":5,\"output_length\":1,\"hash_ids\":[1]}\n{\"timestamp\":3,\"input_length\":5,"
+           "\"output_length\":1,\"hash_ids\":[1]}\n");
   put_file(scratch.path("clock.json"), R"({"points":[{"decode_rows":1,"seconds":0}]})");
   put_file(scratch.path("list.json"), "[]");
   const Arguments synthetic = k3_sim("synthetic", {"-n", "3"});

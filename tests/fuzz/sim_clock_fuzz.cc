@@ -1,4 +1,5 @@
-// A file of measured steps. What is accepted either makes a clock whose every step takes a finite positive time or is refused by name.
+// A file of measured steps. What is accepted either makes a clock whose every step takes a finite positive time or is
+// refused by name.
 #include <cmath>
 #include <cstdint>
 #include <string>

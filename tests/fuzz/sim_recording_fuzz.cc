@@ -28,7 +28,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto recording = k3::plan::parse_recording(text, workload);
   if (recording.ok()) {
     K3_CHECK(recording->size() == workload.requests.size());
-    for (const auto& r : *recording) K3_CHECK(std::isfinite(r.start_seconds) && std::isfinite(r.first_token_seconds) && std::isfinite(r.end_seconds));
+    for (const auto& r : *recording)
+      K3_CHECK(std::isfinite(r.start_seconds) && std::isfinite(r.first_token_seconds) && std::isfinite(r.end_seconds));
   } else {
     K3_CHECK(k3::is_utf8(recording.error().message), "{}", recording.error().message);
   }

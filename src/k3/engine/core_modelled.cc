@@ -14,7 +14,8 @@ Status check_modelled(const CoreOptions& options, const Request& request) {
       keys >= tokens / options.block_tokens && !request.grammar && !request.prompt_logprobs) {
     return {};
   }
-  return fail(Code::invalid_argument, "a modelled request of {} tokens, {} of them there, {} to generate in {} choices, with {} keys",
+  return fail(Code::invalid_argument,
+              "a modelled request of {} tokens, {} of them there, {} to generate in {} choices, with {} keys",
               m.prompt_tokens, m.arrived_tokens, request.max_tokens, request.choices, keys);
 }
 
@@ -23,8 +24,8 @@ bool EngineCore::begins_modelled(const Kept& kept, const Line& line) {
   return m.session >= 0 && kept.session == m.session && kept.size() <= m.continues_tokens;
 }
 
-// What another engine has computed and sent lies in the pages now; after a preemption it is gone, and computed here. An idle sequence
-// that goes on has pages for its own tokens only; where there are no more, what was sent is computed here as well.
+// What another engine has computed and sent lies in the pages now; after a preemption it is gone, and computed here. An idle
+// sequence that goes on has pages for its own tokens only; where there are no more, what was sent is computed here as well.
 void EngineCore::receive(Line& line) {
   const int64_t arrived = line.job->request.modelled->arrived_tokens;
   if (line.resumed || arrived <= line.cached) return;
@@ -54,9 +55,9 @@ void EngineCore::land_modelled(Line& line, int64_t reached) {
   emit(line, 0, {});
 }
 
-// How many steps that follow the one of these lines can differ from it in nothing but lengths: everyone decodes one token, nobody
-// reaches the end of a block (so that nothing is registered, exported or allocated) before the last of them, nobody ends before it,
-// and who waits has been refused by the cache as it is.
+// How many steps that follow the one of these lines can differ from it in nothing but lengths: everyone decodes one token,
+// nobody reaches the end of a block (so that nothing is registered, exported or allocated) before the last of them, nobody
+// ends before it, and who waits has been refused by the cache as it is.
 int64_t EngineCore::repeats(const std::vector<Line*>& lines) const {
   const bool full = static_cast<int64_t>(running_.size()) >= options_.max_running;
   if (lines.size() != running_.size() || options_.deadline_seconds > 0 || (!waiting_.empty() && !full && !quiet_)) return 0;
@@ -67,7 +68,9 @@ int64_t EngineCore::repeats(const std::vector<Line*>& lines) const {
     const int64_t to_block = options_.block_tokens - 1 - line->cached % options_.block_tokens;
     most = std::min({most, to_block, r.max_tokens - line->generated, options_.ctx_tokens - line->size()});
   }
-  if (std::any_of(waiting_.begin(), waiting_.end(), [](const Line* line) { return line->job->request.deadline_seconds > 0; })) return 0;
+  if (std::any_of(waiting_.begin(), waiting_.end(),
+                  [](const Line* line) { return line->job->request.deadline_seconds > 0; }))
+    return 0;
   return std::max<int64_t>(0, most - 1);
 }
 

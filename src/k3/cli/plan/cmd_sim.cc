@@ -28,7 +28,8 @@ std::string seconds_text(double value) { return std::isfinite(value) ? unit_text
 void latency_rows(Table& table, const SimSummary& s) {
   const auto row = [&](const char* name, const Spread& x) {
     if (x.count == 0) return;
-    table.row({name, seconds_text(x.mean), seconds_text(x.p50), seconds_text(x.p90), seconds_text(x.p95), seconds_text(x.p99), seconds_text(x.max)});
+    table.row({name, seconds_text(x.mean), seconds_text(x.p50), seconds_text(x.p90), seconds_text(x.p95),
+               seconds_text(x.p99), seconds_text(x.max)});
   };
   row("TTFT", s.ttft);
   row("TPOT", s.tpot);
@@ -49,29 +50,38 @@ std::string reasons_text(const SimSummary& s) {
 std::string tables(const SimSetup& setup, const plan::SimReport& report) {
   const SimSummary& s = report.result.summary;
   std::string out = report.subtitle + "\n";
-  out += fmt::format("{} of {} requests done in {}{}{}{}\n\n", format_grouped(s.done), format_grouped(s.requests), format_seconds(s.seconds),
-                     s.cut > 0 ? fmt::format(", {} cut short", format_grouped(s.cut)) : "", s.refused > 0 ? fmt::format(", {} refused", format_grouped(s.refused)) : "",
+  out += fmt::format("{} of {} requests done in {}{}{}{}\n\n", format_grouped(s.done), format_grouped(s.requests),
+                     format_seconds(s.seconds), s.cut > 0 ? fmt::format(", {} cut short", format_grouped(s.cut)) : "",
+                     s.refused > 0 ? fmt::format(", {} refused", format_grouped(s.refused)) : "",
                      s.not_sent > 0 ? fmt::format(", {} not sent", format_grouped(s.not_sent)) : "");
   Table latency({"", "mean", "p50", "p90", "p95", "p99", "max"});
   latency_rows(latency, s);
   out += latency.text() + "\n";
   const double output = s.output_per_second();
-  out += fmt::format("prompts      {} tokens, {:.2f} % skipped ({:.2f} % matched)\n", format_grouped(s.prompt_tokens), 100 * s.hit_ratio(), 100 * s.matched_ratio());
-  out += fmt::format("output       {} tokens, {} a second{}\n", format_grouped(s.generated_tokens), unit_text(output, Unit::count),
-                     setup.gpus > 0 ? fmt::format(", {} a second and GPU", unit_text(output / static_cast<double>(setup.gpus), Unit::count)) : "");
+  out += fmt::format("prompts      {} tokens, {:.2f} % skipped ({:.2f} % matched)\n", format_grouped(s.prompt_tokens),
+                     100 * s.hit_ratio(), 100 * s.matched_ratio());
+  out += fmt::format(
+      "output       {} tokens, {} a second{}\n", format_grouped(s.generated_tokens), unit_text(output, Unit::count),
+      setup.gpus > 0 ? fmt::format(", {} a second and GPU", unit_text(output / static_cast<double>(setup.gpus), Unit::count))
+                     : "");
   out += fmt::format("cut by       {}\n", reasons_text(s));
-  out += fmt::format("checkpoints  {} at most, {}\n", format_grouped(s.most_checkpoints), unit_text(s.checkpoint_bytes, Unit::bytes));
-  out += fmt::format("evicted      {} pages, {} checkpoints; {} preemptions\n", format_grouped(s.cache.evicted_pages), format_grouped(s.cache.evicted_checkpoints),
-                     format_grouped(s.preemptions));
-  if (s.fetched_bytes > 0) out += fmt::format("fetched      {} from tiers\n", unit_text(static_cast<double>(s.fetched_bytes), Unit::bytes));
-  if (s.restarts > 0) out += fmt::format("restarts     {}, {} tokens lost\n", format_grouped(s.restarts), format_grouped(s.lost_tokens));
+  out += fmt::format("checkpoints  {} at most, {}\n", format_grouped(s.most_checkpoints),
+                     unit_text(s.checkpoint_bytes, Unit::bytes));
+  out += fmt::format("evicted      {} pages, {} checkpoints; {} preemptions\n", format_grouped(s.cache.evicted_pages),
+                     format_grouped(s.cache.evicted_checkpoints), format_grouped(s.preemptions));
+  if (s.fetched_bytes > 0)
+    out += fmt::format("fetched      {} from tiers\n", unit_text(static_cast<double>(s.fetched_bytes), Unit::bytes));
+  if (s.restarts > 0)
+    out += fmt::format("restarts     {}, {} tokens lost\n", format_grouped(s.restarts), format_grouped(s.lost_tokens));
   if (report.scenario.slo_ttft_seconds > 0 || report.scenario.slo_tpot_seconds > 0) {
-    out += fmt::format("objective    {} of {} requests, {:.3g} a second\n", format_grouped(s.within_slo), format_grouped(s.requests), s.goodput_per_second());
+    out += fmt::format("objective    {} of {} requests, {:.3g} a second\n", format_grouped(s.within_slo),
+                       format_grouped(s.requests), s.goodput_per_second());
   }
   if (!report.policies.empty()) {
     Table policies({"policy", "skipped", "checkpoints", "bytes", "TTFT p50", "TTFT p95", "TPOT p50"});
     for (const plan::PolicyPoint& p : report.policies) {
-      policies.row({p.policy, fmt::format("{:.2f} %", 100 * p.summary.hit_ratio()), format_grouped(p.summary.most_checkpoints), unit_text(p.summary.checkpoint_bytes, Unit::bytes),
+      policies.row({p.policy, fmt::format("{:.2f} %", 100 * p.summary.hit_ratio()),
+                    format_grouped(p.summary.most_checkpoints), unit_text(p.summary.checkpoint_bytes, Unit::bytes),
                     seconds_text(p.summary.ttft.p50), seconds_text(p.summary.ttft.p95), seconds_text(p.summary.tpot.p50)});
     }
     out += "\n" + policies.text();
@@ -79,8 +89,9 @@ std::string tables(const SimSetup& setup, const plan::SimReport& report) {
   if (!report.loads.empty()) {
     Table loads({"load", "output/s", "TTFT p50", "TTFT p95", "TPOT p50", "TPOT p95", "skipped"});
     for (const plan::LoadPoint& p : report.loads) {
-      loads.row({p.load, unit_text(p.summary.output_per_second(), Unit::count), seconds_text(p.summary.ttft.p50), seconds_text(p.summary.ttft.p95),
-                 seconds_text(p.summary.tpot.p50), seconds_text(p.summary.tpot.p95), fmt::format("{:.2f} %", 100 * p.summary.hit_ratio())});
+      loads.row({p.load, unit_text(p.summary.output_per_second(), Unit::count), seconds_text(p.summary.ttft.p50),
+                 seconds_text(p.summary.ttft.p95), seconds_text(p.summary.tpot.p50), seconds_text(p.summary.tpot.p95),
+                 fmt::format("{:.2f} %", 100 * p.summary.hit_ratio())});
     }
     out += "\n" + loads.text();
   }
@@ -97,7 +108,9 @@ Result<std::vector<Load>> loads_of(const SimOptions& o) {
   std::vector<Load> out;
   if (o.loads.empty()) return out;
   if (o.sequential || o.rule || !o.recorded.empty() || !o.recorded_order.empty()) {
-    return fail(Code::invalid_argument, "--loads: one at a time and recorded requests have no load to change; give --users or --rate, or a trace's clock");
+    return fail(
+        Code::invalid_argument,
+        "--loads: one at a time and recorded requests have no load to change; give --users or --rate, or a trace's clock");
   }
   const bool users = o.users || (!o.rate && o.trace == kSynthetic);
   for (size_t at = 0; at <= o.loads.size();) {
@@ -107,7 +120,8 @@ Result<std::vector<Load>> loads_of(const SimOptions& o) {
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
     const bool number = error == std::errc() && end == text.data() + text.size() && value >= 1e-3 && value <= 1e6;
     if (!number || (users && value != std::floor(value))) {
-      return fail(Code::invalid_argument, "--loads: '{}' is no {} up to a million", utf8_repair(text), users ? "number of users" : "load from 0.001");
+      return fail(Code::invalid_argument, "--loads: '{}' is no {} up to a million", utf8_repair(text),
+                  users ? "number of users" : "load from 0.001");
     }
     Load& load = out.emplace_back(Load{"", o});
     if (users) {
@@ -122,13 +136,15 @@ Result<std::vector<Load>> loads_of(const SimOptions& o) {
     }
     at = comma + 1;
   }
-  if (out.size() > kMostLoads) return fail(Code::invalid_argument, "--loads: {} of them; at most {}", out.size(), kMostLoads);
+  if (out.size() > kMostLoads)
+    return fail(Code::invalid_argument, "--loads: {} of them; at most {}", out.size(), kMostLoads);
   return out;
 }
 
 Result<plan::SimResult> run_one(const SimSetup& setup, const char* what) {
   Progress bar(what, 1000, "");
-  auto result = plan::simulate(setup.scenario, setup.workload, [&](double share) { bar.update(static_cast<int64_t>(1000 * share)); });
+  auto result =
+      plan::simulate(setup.scenario, setup.workload, [&](double share) { bar.update(static_cast<int64_t>(1000 * share)); });
   bar.finish();
   return result;
 }
@@ -176,13 +192,22 @@ Status sim_command(const SimOptions& o) {
     loads.push_back({load.name, result.summary});
   }
   K3_TRY_ASSIGN(const plan::SimResult result, run_one(setup, "simulation"));
-  const plan::SimReport report{fmt::format("Simulation: {}", setup.scenario.name), setup.subtitle, setup.settings, setup.scenario, setup.workload, result,
-                               setup.gpus, std::move(policies), std::move(loads), std::move(against)};
+  const plan::SimReport report{fmt::format("Simulation: {}", setup.scenario.name),
+                               setup.subtitle,
+                               setup.settings,
+                               setup.scenario,
+                               setup.workload,
+                               result,
+                               setup.gpus,
+                               std::move(policies),
+                               std::move(loads),
+                               std::move(against)};
   print_out(o.json == "-" ? plan::sim_json(report) + "\n" : tables(setup, report));
   if (!setup.clock_note.empty()) note("k3: clock: " + setup.clock_note);
   if (!result.first_refusal.empty()) note("k3: refused: " + result.first_refusal);
   K3_TRY(write_files(o, report));
-  if (result.summary.done + result.summary.cut == 0) return fail(Code::invalid_argument, "no request was answered; {}", result.first_refusal);
+  if (result.summary.done + result.summary.cut == 0)
+    return fail(Code::invalid_argument, "no request was answered; {}", result.first_refusal);
   return {};
 }
 

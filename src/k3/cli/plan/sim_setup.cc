@@ -26,7 +26,8 @@ constexpr int64_t kGpuStepTokens = 8192, kCpuStepTokens = 512, kGpuRunning = 256
 constexpr int64_t kLargeState = int64_t{1} << 20;  // as the engine decides how long blocks are
 constexpr int64_t kMostRecordingBytes = int64_t{1} << 30;
 constexpr double kGiga = 1e9;
-// Pages that this program keeps count of, some hundred bytes each: of a pool as machines have them, and of all pools and tiers.
+// Pages that this program keeps count of, some hundred bytes each: of a pool as machines have them, and of all pools and
+// tiers.
 constexpr int64_t kUsualPages = int64_t{1} << 20, kMostPages = int64_t{1} << 24;
 
 Result<std::vector<PlannedRequest>> planned_requests(const SimOptions& o) {
@@ -70,7 +71,8 @@ Result<plan::BudgetClass> budget_of(const std::string& text) {
   const size_t colon = std::min(text.find(':'), text.size());
   const auto tokens = real_of(std::string_view(text).substr(0, colon));
   const auto seconds = colon < text.size() ? real_of(std::string_view(text).substr(colon + 1)) : std::nullopt;
-  if (!tokens || !seconds || *tokens > 1e15) return fail(Code::invalid_argument, "--budget {}: not TOKENS:SECONDS", utf8_repair(text));
+  if (!tokens || !seconds || *tokens > 1e15)
+    return fail(Code::invalid_argument, "--budget {}: not TOKENS:SECONDS", utf8_repair(text));
   return plan::BudgetClass{static_cast<int64_t>(*tokens), *seconds};
 }
 
@@ -91,8 +93,8 @@ Result<plan::Failure> failure_of(const std::string& text) {
 Result<plan::Layout> layout_of(const PlanSetup& setup) {
   K3_TRY_ASSIGN(const plan::Answer answer, plan::answer(setup.scenario));
   if (!answer.best) {
-    return fail(Code::exhausted, "{} on {} x {} does not fit; k3 plan says what is missing and the nearest that fits", setup.scenario.model,
-                setup.scenario.gpus, setup.scenario.machine.hw.name);
+    return fail(Code::exhausted, "{} on {} x {} does not fit; k3 plan says what is missing and the nearest that fits",
+                setup.scenario.model, setup.scenario.gpus, setup.scenario.machine.hw.name);
   }
   return answer.layouts[*answer.best].layout;
 }
@@ -144,7 +146,8 @@ Status set_shape(const SimOptions& o, const plan::Counts& counts, const plan::La
   dtypes.conv = DType::bf16;
   dtypes.latent = o.plan.latent == "f8_e4m3" ? DType::f8_e4m3 : DType::bf16;
   const int64_t width = (counts.cached_values() + layout.dcp - 1) / layout.dcp;
-  const cache::LayerCounts layers{counts.mla_layers, counts.kda_layers, counts.state_values() / layout.tp, counts.conv_values() / layout.tp, width};
+  const cache::LayerCounts layers{counts.mla_layers, counts.kda_layers, counts.state_values() / layout.tp,
+                                  counts.conv_values() / layout.tp, width};
   K3_TRY_ASSIGN(e->shape, cache::make_shape(layers, dtypes, e->core.block_tokens));
   e->ranks = layout.tp;
   return {};
@@ -180,7 +183,8 @@ Status set_pool(const SimOptions& o, const plan::Workload& workload, const plan:
   const int64_t engines = o.replicas * (o.prefill > 0 ? o.prefill + o.decode : 1);
   if (pool > kMostPages || pool + host + remote > kMostPages / engines) {
     return fail(Code::invalid_argument,
-                "{} engines with pools and tiers of {} pages each: at most {} pages in all; give less memory, or fewer requests where pools "
+                "{} engines with pools and tiers of {} pages each: at most {} pages in all; give less memory, or fewer "
+                "requests where pools "
                 "are without end",
                 engines, format_grouped(pool + host + remote), format_grouped(kMostPages));
   }
@@ -197,15 +201,21 @@ Status set_costs(const SimOptions& o, const PlanSetup& setup, SimSetup* out) {
   const plan::Deployment deployment = plan::deployment_of(p, layout);
   const plan::Capacity capacity = plan::capacity(deployment, static_cast<double>(s.engine.core.ctx_tokens));
   if (capacity.free_bytes <= 0 && !o.rule && !o.unbounded) {
-    return fail(Code::exhausted, "{} on {} x {} ({}): the weights leave no room ({} too little on a GPU); k3 plan says what would fit", p.model, p.gpus,
-                p.machine.hw.name, plan::layout_text(layout), format_bytes(static_cast<int64_t>(-capacity.free_bytes)));
+    return fail(Code::exhausted,
+                "{} on {} x {} ({}): the weights leave no room ({} too little on a GPU); k3 plan says what would fit",
+                p.model, p.gpus, p.machine.hw.name, plan::layout_text(layout),
+                format_bytes(static_cast<int64_t>(-capacity.free_bytes)));
   }
   K3_TRY(set_shape(o, p.counts, layout, &s.engine));
   K3_TRY(set_pool(o, out->workload, layout, capacity.free_bytes, &s.engine));
   const double share = p.machine.efficiency.link, stages = static_cast<double>(layout.pp);
-  s.engine.host_bytes_per_second = o.host_gbps ? *o.host_gbps * kGiga * stages : p.machine.hw.host_bytes_per_second * share * stages;
-  s.engine.remote_bytes_per_second = o.remote_gbps ? *o.remote_gbps * kGiga * stages : p.machine.hw.network_bytes_per_second * share * stages;
-  s.transfer_bytes_per_second = o.transfer_gbps ? *o.transfer_gbps * kGiga : p.machine.hw.network_bytes_per_second * share * static_cast<double>(layout.gpus());
+  s.engine.host_bytes_per_second =
+      o.host_gbps ? *o.host_gbps * kGiga * stages : p.machine.hw.host_bytes_per_second * share * stages;
+  s.engine.remote_bytes_per_second =
+      o.remote_gbps ? *o.remote_gbps * kGiga * stages : p.machine.hw.network_bytes_per_second * share * stages;
+  s.transfer_bytes_per_second = o.transfer_gbps
+                                    ? *o.transfer_gbps * kGiga
+                                    : p.machine.hw.network_bytes_per_second * share * static_cast<double>(layout.gpus());
   s.transfer_seconds = o.transfer_ms / 1e3;
   s.state_bytes = plan::fixed_bytes(p.counts, p.precision);
   s.latent_bytes_per_token = plan::cache_bytes_per_token(p.counts, p.precision);
@@ -213,7 +223,8 @@ Status set_costs(const SimOptions& o, const PlanSetup& setup, SimSetup* out) {
   K3_TRY_ASSIGN(s.engine.clock, plan::CostClock::create(deployment, p.draft.tokens, p.draft.scheme));
   const int64_t engines = o.prefill > 0 ? o.prefill + o.decode : 1;
   out->gpus = layout.gpus() * engines * s.replicas;
-  out->settings.emplace_back("machine", fmt::format("{} x {}, {}", layout.gpus(), p.machine.hw.name, plan::layout_text(layout)));
+  out->settings.emplace_back("machine",
+                             fmt::format("{} x {}, {}", layout.gpus(), p.machine.hw.name, plan::layout_text(layout)));
   out->subtitle = fmt::format("{} on {} GPUs {} ({})", p.model, out->gpus, p.machine.hw.name, plan::layout_text(layout));
   return {};
 }
@@ -232,8 +243,8 @@ Status set_measured(const SimOptions& o, const PlanSetup& setup, SimSetup* out) 
   s.state_bytes = plan::fixed_bytes(setup.scenario.counts, setup.scenario.precision);
   s.latent_bytes_per_token = plan::cache_bytes_per_token(setup.scenario.counts, setup.scenario.precision);
   s.request_seconds = o.request_ms.value_or(0) / 1e3;
-  out->clock_note = fmt::format("{} measured steps, fitted within {:.1f} % (root mean square {:.1f} %)", points.size(), 100 * clock->largest_error(),
-                                100 * clock->rms_error());
+  out->clock_note = fmt::format("{} measured steps, fitted within {:.1f} % (root mean square {:.1f} %)", points.size(),
+                                100 * clock->largest_error(), 100 * clock->rms_error());
   out->settings.emplace_back("clock", fmt::format("{}: {}", o.clock, out->clock_note));
   out->subtitle = fmt::format("{}, steps as measured", setup.scenario.model);
   return {};
@@ -243,15 +254,18 @@ Status set_pacing(const SimOptions& o, SimSetup* out) {
   plan::SimScenario& s = out->scenario;
   using plan::SimPacing;
   const std::string& recording = o.recorded.empty() ? o.recorded_order : o.recorded;
-  const int ways = (o.sequential || o.rule ? 1 : 0) + (o.users ? 1 : 0) + (o.rate ? 1 : 0) + (o.recorded.empty() ? 0 : 1) + (o.recorded_order.empty() ? 0 : 1);
-  if (ways > 1) return fail(Code::invalid_argument, "of --sequential, --rule, --users, --rate, --recorded and --recorded-order one can be given");
-  s.pacing = o.sequential || o.rule           ? SimPacing::sequential
-             : o.users                        ? SimPacing::users
-             : o.rate                         ? SimPacing::poisson
-             : !o.recorded.empty()            ? SimPacing::recorded
-             : !o.recorded_order.empty()      ? SimPacing::recorded_order
-             : o.trace == kSynthetic          ? SimPacing::users
-                                              : SimPacing::trace;
+  const int ways = (o.sequential || o.rule ? 1 : 0) + (o.users ? 1 : 0) + (o.rate ? 1 : 0) + (o.recorded.empty() ? 0 : 1) +
+                   (o.recorded_order.empty() ? 0 : 1);
+  if (ways > 1)
+    return fail(Code::invalid_argument,
+                "of --sequential, --rule, --users, --rate, --recorded and --recorded-order one can be given");
+  s.pacing = o.sequential || o.rule      ? SimPacing::sequential
+             : o.users                   ? SimPacing::users
+             : o.rate                    ? SimPacing::poisson
+             : !o.recorded.empty()       ? SimPacing::recorded
+             : !o.recorded_order.empty() ? SimPacing::recorded_order
+             : o.trace == kSynthetic     ? SimPacing::users
+                                         : SimPacing::trace;
   s.users = o.users.value_or(1);
   s.rate_per_second = o.rate.value_or(1);
   s.think_seconds = o.think_ms / 1e3;
@@ -284,20 +298,30 @@ void add_settings(const SimOptions& o, const PlanSetup& setup, SimSetup* out) {
   const plan::EngineSettings& e = s.engine;
   const auto add = [&](const char* name, std::string value) { out->settings.emplace_back(name, std::move(value)); };
   add("model", setup.scenario.model);
-  add("requests", fmt::format("{} of {}", format_grouped(static_cast<int64_t>(out->workload.requests.size())), o.trace.substr(o.trace.rfind('/') + 1)));
+  add("requests", fmt::format("{} of {}", format_grouped(static_cast<int64_t>(out->workload.requests.size())),
+                              o.trace.substr(o.trace.rfind('/') + 1)));
   add("arrivals", pacing_text(s));
   add("checkpoint policy", o.policy);
-  add("pool of an engine", fmt::format("{} pages of {} tokens, {}", format_grouped(e.pool_bytes / e.shape.page_bytes), e.shape.page_tokens,
-                                       o.unbounded || o.rule ? "never full" : format_bytes(e.pool_bytes * e.ranks)));
-  if (e.host_bytes > 0) add("host tier", fmt::format("{}, {:.3g} GB/s for a rank", format_bytes(e.host_bytes * e.ranks), e.host_bytes_per_second / kGiga));
-  if (e.remote_bytes > 0) add("remote tier", fmt::format("{}, {:.3g} GB/s for a rank, {:.3g} ms", format_bytes(e.remote_bytes * e.ranks), e.remote_bytes_per_second / kGiga, 1e3 * e.remote_seconds));
-  add("engine", fmt::format("{} sequences, steps of {} tokens, context {}{}{}", e.core.max_running, e.core.step_tokens, e.core.ctx_tokens,
-                            e.core.separate_phases ? ", prompts and decodes take turns" : "", e.core.keep_idle ? ", idle sequences kept" : ""));
+  add("pool of an engine",
+      fmt::format("{} pages of {} tokens, {}", format_grouped(e.pool_bytes / e.shape.page_bytes), e.shape.page_tokens,
+                  o.unbounded || o.rule ? "never full" : format_bytes(e.pool_bytes * e.ranks)));
+  if (e.host_bytes > 0)
+    add("host tier",
+        fmt::format("{}, {:.3g} GB/s for a rank", format_bytes(e.host_bytes * e.ranks), e.host_bytes_per_second / kGiga));
+  if (e.remote_bytes > 0)
+    add("remote tier", fmt::format("{}, {:.3g} GB/s for a rank, {:.3g} ms", format_bytes(e.remote_bytes * e.ranks),
+                                   e.remote_bytes_per_second / kGiga, 1e3 * e.remote_seconds));
+  add("engine", fmt::format("{} sequences, steps of {} tokens, context {}{}{}", e.core.max_running, e.core.step_tokens,
+                            e.core.ctx_tokens, e.core.separate_phases ? ", prompts and decodes take turns" : "",
+                            e.core.keep_idle ? ", idle sequences kept" : ""));
   if (s.replicas > 1) add("replicas", fmt::format("{}, {}", s.replicas, o.routing));
   if (s.prefill_engines > 0) {
-    add("P/D", fmt::format("{} prefill and {} decode engines, {:.3g} GB/s between them", s.prefill_engines, s.decode_engines, s.transfer_bytes_per_second / kGiga));
+    add("P/D", fmt::format("{} prefill and {} decode engines, {:.3g} GB/s between them", s.prefill_engines, s.decode_engines,
+                           s.transfer_bytes_per_second / kGiga));
   }
-  if (s.acceptance.on()) add("speculation", fmt::format("{} drafted, {:.2f} tokens a step", s.acceptance.accepted.size(), s.acceptance.tokens_per_step()));
+  if (s.acceptance.on())
+    add("speculation",
+        fmt::format("{} drafted, {:.2f} tokens a step", s.acceptance.accepted.size(), s.acceptance.tokens_per_step()));
   for (const std::string& budget : o.budgets) add("budget", budget);
   for (const std::string& failure : o.failures) add("failure", failure);
   if (s.slo_ttft_seconds > 0 || s.slo_tpot_seconds > 0) {

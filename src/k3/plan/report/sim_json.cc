@@ -29,11 +29,15 @@ void write_summary(JsonWriter& w, const SimSummary& s) {
   w.field("not_sent", s.not_sent).field("seconds", s.seconds).field("busy_seconds", s.busy_seconds).field("steps", s.steps);
   w.field("input_tokens", s.input_tokens).field("prompt_tokens", s.prompt_tokens).field("cached_tokens", s.cached_tokens);
   w.field("matched_tokens", s.matched_tokens).field("hit_ratio", s.hit_ratio()).field("matched_ratio", s.matched_ratio());
-  w.field("computed_tokens", s.computed_tokens).field("generated_tokens", s.generated_tokens).field("lost_tokens", s.lost_tokens);
+  w.field("computed_tokens", s.computed_tokens)
+      .field("generated_tokens", s.generated_tokens)
+      .field("lost_tokens", s.lost_tokens);
   w.field("preemptions", s.preemptions).field("restarts", s.restarts).field("fetched_bytes", s.fetched_bytes);
   w.field("within_slo", s.within_slo).field("goodput_per_second", s.goodput_per_second());
   w.field("evicted_pages", s.cache.evicted_pages).field("evicted_checkpoints", s.cache.evicted_checkpoints);
-  w.field("checkpoints", s.cache.checkpoints).field("most_checkpoints", s.most_checkpoints).field("checkpoint_bytes", s.checkpoint_bytes);
+  w.field("checkpoints", s.cache.checkpoints)
+      .field("most_checkpoints", s.most_checkpoints)
+      .field("checkpoint_bytes", s.checkpoint_bytes);
   w.field("cached_blocks", s.cached_blocks);
   w.key("cut_by").begin_object();
   for (int i = 0; i < 6; ++i) {
@@ -82,11 +86,16 @@ void write_request(JsonWriter& w, const SimReport& report, size_t i) {
   w.begin_object().field("index", static_cast<int64_t>(i));
   if (q.session >= 0) w.field("session", q.session).field("turn", static_cast<int64_t>(q.turn));
   w.field("outcome", sim_outcome_name(r.outcome)).field("replica", static_cast<int64_t>(r.replica));
-  w.field("arrival_s", r.arrival).field("admitted_s", r.admitted).field("first_token_s", r.first_token).field("end_s", r.end);
+  w.field("arrival_s", r.arrival)
+      .field("admitted_s", r.admitted)
+      .field("first_token_s", r.first_token)
+      .field("end_s", r.end);
   w.field("input_tokens", static_cast<int64_t>(q.input_tokens)).field("output_tokens", static_cast<int64_t>(r.generated));
   w.field("cached_tokens", static_cast<int64_t>(r.cached)).field("matched_tokens", static_cast<int64_t>(r.matched));
   w.field("cut_by", cut_reason(r)).field("computed_tokens", static_cast<int64_t>(r.computed));
-  w.field("preemptions", static_cast<int64_t>(r.preemptions)).field("restarts", static_cast<int64_t>(r.restarts)).end_object();
+  w.field("preemptions", static_cast<int64_t>(r.preemptions))
+      .field("restarts", static_cast<int64_t>(r.restarts))
+      .end_object();
 }
 
 }  // namespace
@@ -149,7 +158,10 @@ std::string sim_json(const SimReport& report) {
     for (size_t i = 0; i < report.loads.size(); ++i) {
       const LoadDigest& load = digest.loads[i];
       w.begin_object().field("load", load.load).field("user_tokens_per_second", load.user_tokens_per_second);
-      w.field("output_per_second_gpu", load.output_per_second).field("ttft_p95_s", load.ttft_p95).field("meets", load.meets).key("summary");
+      w.field("output_per_second_gpu", load.output_per_second)
+          .field("ttft_p95_s", load.ttft_p95)
+          .field("meets", load.meets)
+          .key("summary");
       write_summary(w, report.loads[i].summary);
       w.end_object();
     }
@@ -166,16 +178,19 @@ std::string sim_json(const SimReport& report) {
 
 std::string sim_csv(const SimReport& report) {
   std::string out =
-      "index,session,turn,outcome,replica,arrival_s,queue_s,ttft_s,tpot_s,end_s,input_tokens,output_tokens,cached_tokens,matched_tokens,cut_by,"
+      "index,session,turn,outcome,replica,arrival_s,queue_s,ttft_s,tpot_s,end_s,input_tokens,output_tokens,cached_tokens,"
+      "matched_tokens,cut_by,"
       "computed_tokens,fetched_bytes,preemptions,restarts,lost_tokens\n";
   const auto time = [](double value, bool there) { return there ? fmt::format("{}", value) : std::string(); };
   for (size_t i = 0; i < report.result.records.size(); ++i) {
     const SimRequest& q = report.workload.requests[i];
     const SimRecord& r = report.result.records[i];
-    out += fmt::format("{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}\n", i, q.session, q.turn, sim_outcome_name(r.outcome), r.replica,
-                       time(r.arrival, r.arrival >= 0), time(r.queue_seconds(), r.admitted >= 0), time(r.ttft(), r.first_token >= 0),
-                       time(r.tpot(), r.tpot() >= 0), time(r.end, r.end >= 0), q.input_tokens, r.generated, r.cached, r.matched,
-                       r.admitted >= 0 ? cut_reason(r) : "", r.computed, r.fetched_bytes, r.preemptions, r.restarts, r.lost_tokens);
+    out += fmt::format("{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}\n", i, q.session, q.turn,
+                       sim_outcome_name(r.outcome), r.replica, time(r.arrival, r.arrival >= 0),
+                       time(r.queue_seconds(), r.admitted >= 0), time(r.ttft(), r.first_token >= 0),
+                       time(r.tpot(), r.tpot() >= 0), time(r.end, r.end >= 0), q.input_tokens, r.generated, r.cached,
+                       r.matched, r.admitted >= 0 ? cut_reason(r) : "", r.computed, r.fetched_bytes, r.preemptions,
+                       r.restarts, r.lost_tokens);
   }
   return out;
 }
@@ -215,7 +230,8 @@ class Fields {
       node = node->is_object() ? node->find(path.substr(at, dot - at)) : nullptr;
       at = dot + 1;
     }
-    if (node == nullptr && status.ok()) status = fail(Code::invalid_argument, "{}: missing; is this the JSON of k3 sim?", path);
+    if (node == nullptr && status.ok())
+      status = fail(Code::invalid_argument, "{}: missing; is this the JSON of k3 sim?", path);
     return node;
   }
 
@@ -223,7 +239,8 @@ class Fields {
 
  private:
   void note(std::string_view path, const JsonNode& node) {
-    if (status.ok()) status = fail(Code::invalid_argument, "{}: {} that is not what k3 sim writes", path, json_kind_name(node.kind));
+    if (status.ok())
+      status = fail(Code::invalid_argument, "{}: {} that is not what k3 sim writes", path, json_kind_name(node.kind));
   }
   const JsonNode& root_;
 };
@@ -249,7 +266,8 @@ Result<SimDigest> parse_other(std::string_view json) {
   if (!f.status.ok()) return Error(f.status.error());
   const JsonNode* loads = root.find("loads");
   if (loads == nullptr) return d;
-  if (!loads->is_array() || loads->items.size() > kMostLoads) return fail(Code::invalid_argument, "loads: {} that is not what k3 sim writes", json_kind_name(loads->kind));
+  if (!loads->is_array() || loads->items.size() > kMostLoads)
+    return fail(Code::invalid_argument, "loads: {} that is not what k3 sim writes", json_kind_name(loads->kind));
   for (const JsonNode& node : loads->items) {
     Fields one(node);
     LoadDigest& load = d.loads.emplace_back();

@@ -57,7 +57,8 @@ Plot load_plot(const SimReport& r) {
   const auto other = [&](const char* name, const std::vector<double>& values, int colour) {
     Series s = series(Series::Kind::line, r.against->name + ": " + name, colour);
     s.dashed = true;
-    for (size_t i = 0; i < values.size(); ++i) s.x.push_back(static_cast<double>(i) * r.against->series_step), s.y.push_back(values[i]);
+    for (size_t i = 0; i < values.size(); ++i)
+      s.x.push_back(static_cast<double>(i) * r.against->series_step), s.y.push_back(values[i]);
     if (!values.empty()) plot.x.max = std::max(*plot.x.max, s.x.back());
     plot.series.push_back(std::move(s));
   };
@@ -85,8 +86,11 @@ Plot pool_plot(const SimReport& r) {
 Plot hit_plot(const SimReport& r) {
   Plot plot = timeline(r.result, "Prompt tokens from the cache", "share of the prompts admitted", Unit::percent);
   plot.y.min = 0, plot.y.max = 1;
-  Series now = series(Series::Kind::line, "in each interval", kSecond), all = series(Series::Kind::line, "since the start", kMain, false);
-  const auto share = [](int64_t hit, int64_t prompt) { return prompt > 0 ? static_cast<double>(hit) / static_cast<double>(prompt) : NAN; };
+  Series now = series(Series::Kind::line, "in each interval", kSecond),
+         all = series(Series::Kind::line, "since the start", kMain, false);
+  const auto share = [](int64_t hit, int64_t prompt) {
+    return prompt > 0 ? static_cast<double>(hit) / static_cast<double>(prompt) : NAN;
+  };
   fill(now, r.result, [&](const SimSample& s, const SimSample& before) {
     return share(s.hit_tokens - before.hit_tokens, s.prompt_tokens - before.prompt_tokens);
   });
@@ -98,10 +102,14 @@ Plot hit_plot(const SimReport& r) {
 Plot eviction_plot(const SimReport& r) {
   Plot plot = timeline(r.result, "Evictions", "a second", Unit::count);
   const double step = r.result.series.step_seconds();
-  Series pages = series(Series::Kind::line, "pages of latents", kMain), states = series(Series::Kind::line, "checkpoints", kThird);
-  fill(pages, r.result, [&](const SimSample& s, const SimSample& before) { return static_cast<double>(s.evicted_pages - before.evicted_pages) / step; });
-  fill(states, r.result,
-       [&](const SimSample& s, const SimSample& before) { return static_cast<double>(s.evicted_checkpoints - before.evicted_checkpoints) / step; });
+  Series pages = series(Series::Kind::line, "pages of latents", kMain),
+         states = series(Series::Kind::line, "checkpoints", kThird);
+  fill(pages, r.result, [&](const SimSample& s, const SimSample& before) {
+    return static_cast<double>(s.evicted_pages - before.evicted_pages) / step;
+  });
+  fill(states, r.result, [&](const SimSample& s, const SimSample& before) {
+    return static_cast<double>(s.evicted_checkpoints - before.evicted_checkpoints) / step;
+  });
   plot.series = {pages, states};
   return plot;
 }
@@ -136,7 +144,9 @@ Plot latency_plot(const SimReport& r, std::string title, std::vector<double> Sim
 Plot policy_plot(const SimReport& r) {
   Plot plot;
   plot.title = "Checkpoint policies";
-  plot.note = "Tokens that need not be computed against what the checkpoints take at their most. The dashed line: what the latents alone would allow.";
+  plot.note =
+      "Tokens that need not be computed against what the checkpoints take at their most. The dashed line: what the latents "
+      "alone would allow.";
   plot.wide = true;
   plot.x.label = "bytes of checkpoints, at most at once";
   plot.x.unit = Unit::bytes;
@@ -154,7 +164,8 @@ Plot policy_plot(const SimReport& r) {
     best = std::max(best, point.summary.matched_ratio());
     least = std::min(least, hit);
   }
-  plot.y.min = std::max(0.0, least - (best - least) / 5), plot.y.max = std::min(1.0, best + (best - least) / 5);  // room for names
+  plot.y.min = std::max(0.0, least - (best - least) / 5),
+  plot.y.max = std::min(1.0, best + (best - least) / 5);  // room for names
   if (*plot.y.max <= *plot.y.min) plot.y.min = 0, plot.y.max = 1;
   plot.series = {s};
   plot.rules.push_back({false, best, "all blocks that match"});
@@ -166,8 +177,9 @@ Plot load_curve(const SimReport& r) {
   Plot plot;
   const bool objective = r.scenario.slo_ttft_seconds > 0 || r.scenario.slo_tpot_seconds > 0;
   plot.title = "Throughput against the speed of a user";
-  plot.note = fmt::format("The same requests at rising load. Speed: 1 / TPOT p50.{}",
-                          objective ? " Misses: p95 of TTFT or TPOT is beyond the objective; the box is of TPOT alone." : "");
+  plot.note =
+      fmt::format("The same requests at rising load. Speed: 1 / TPOT p50.{}",
+                  objective ? " Misses: p95 of TTFT or TPOT is beyond the objective; the box is of TPOT alone." : "");
   plot.wide = true;
   plot.x.label = "tokens/s of a user";
   plot.y.label = r.gpus > 0 ? "output tokens/s/GPU" : "output tokens/s";
@@ -182,7 +194,8 @@ Plot load_curve(const SimReport& r) {
       if (!(load.user_tokens_per_second > 0)) continue;
       const std::string title = load.load + (load.meets ? "" : ", misses");
       curve.x.push_back(load.user_tokens_per_second), curve.y.push_back(load.output_per_second);
-      curve.labels.push_back(fmt::format("{}: {:.3g} tokens/s, TTFT p95 {}", title, load.user_tokens_per_second, unit_text(load.ttft_p95, Unit::seconds)));
+      curve.labels.push_back(fmt::format("{}: {:.3g} tokens/s, TTFT p95 {}", title, load.user_tokens_per_second,
+                                         unit_text(load.ttft_p95, Unit::seconds)));
       if (!dashed) plot.marks.push_back({load.user_tokens_per_second, load.output_per_second, title});
       right = std::max(right, load.user_tokens_per_second), top = std::max(top, load.output_per_second);
     }
@@ -193,7 +206,8 @@ Plot load_curve(const SimReport& r) {
   add(two ? r.result.name : std::string(), digest_of(r).loads, kMain, false);
   if (two) add(r.against->name, r.against->loads, kSecond, true);
   const double slo = r.scenario.slo_tpot_seconds;
-  if (slo > 0 && 1 / slo < right) plot.boxes.push_back({1 / slo, right, 0, top, fmt::format("TPOT within {}", unit_text(slo, Unit::seconds))});
+  if (slo > 0 && 1 / slo < right)
+    plot.boxes.push_back({1 / slo, right, 0, top, fmt::format("TPOT within {}", unit_text(slo, Unit::seconds))});
   return plot;
 }
 

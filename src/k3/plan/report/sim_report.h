@@ -1,4 +1,5 @@
-// Purpose:  what a simulation is told as: JSON and CSV for programs, one HTML page, and the part of another run's JSON that a
+// Purpose:  what a simulation is told as: JSON and CSV for programs, one HTML page, and the part of another run's JSON that
+// a
 //           comparison needs.
 // Shapes:   quantiles at 0, 1, .. 100 %.
 // Units:    seconds, tokens, pages, bytes, as the field names say.

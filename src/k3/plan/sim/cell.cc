@@ -72,10 +72,14 @@ void Cell::replay() {
 // No step may begin in one go with another when something could have come in between.
 double Cell::horizon(const SimEngine& engine, double until) const {
   double out = std::min(until, events_.empty() ? INFINITY : events_.top().seconds);
-  const double least_transfer = scenario_.transfer_seconds + (scenario_.transfer_bytes_per_second > 0 ? scenario_.state_bytes / scenario_.transfer_bytes_per_second : 0);
+  const double least_transfer =
+      scenario_.transfer_seconds +
+      (scenario_.transfer_bytes_per_second > 0 ? scenario_.state_bytes / scenario_.transfer_bytes_per_second : 0);
   for (const auto& other : engines_) {
     if (other.get() == &engine || !other->busy()) continue;
-    out = std::min(out, other->now() + (engine.role() == SimEngine::Role::decode && other->role() == SimEngine::Role::prefill ? least_transfer : 0));
+    out = std::min(out, other->now() + (engine.role() == SimEngine::Role::decode && other->role() == SimEngine::Role::prefill
+                                            ? least_transfer
+                                            : 0));
   }
   return out;
 }
@@ -245,13 +249,15 @@ void Cell::done(SimEngine& engine, int32_t index, const RequestSummary& summary)
   finish(index, engine.now(), r.generated < wanted ? SimOutcome::cut : SimOutcome::done);
 }
 
-// The link of a prefill engine sends one request after another: its states, and the latents that the decode engine does not have.
+// The link of a prefill engine sends one request after another: its states, and the latents that the decode engine does not
+// have.
 void Cell::hand_over(SimEngine& engine, int32_t index) {
   const SimRequest& r = request(index);
   SimEngine& target = engine_for(index, SimEngine::Role::decode);
   const auto keys = block_keys(workload_, index, target.settings().core.block_tokens, r.input_tokens);
   const int64_t there = target.cache().peek({keys, {}, r.input_tokens, {}}).matched_tokens;
-  const double bytes = scenario_.state_bytes + static_cast<double>(r.input_tokens - there) * scenario_.latent_bytes_per_token;
+  const double bytes =
+      scenario_.state_bytes + static_cast<double>(r.input_tokens - there) * scenario_.latent_bytes_per_token;
   size_t from = 0;
   while (engines_[from].get() != &engine) ++from;
   const double begin = std::max(engine.now(), link_free_[from]);
@@ -273,7 +279,9 @@ void Cell::follow(int32_t index, double seconds) {
   if (pacing == SimPacing::recorded || pacing == SimPacing::recorded_order) return;
   if (pacing != SimPacing::sequential && r.next >= 0) {
     const SimRequest& next = request(r.next);
-    double at = next.think_seconds > 0 ? next.think_seconds / scenario_.speed : pacing == SimPacing::users ? scenario_.think_seconds : 0;
+    double at = next.think_seconds > 0       ? next.think_seconds / scenario_.speed
+                : pacing == SimPacing::users ? scenario_.think_seconds
+                                             : 0;
     at += seconds;
     if (next.not_before_at && pacing == SimPacing::trace) at = std::max(at, next.at_seconds / scenario_.speed);
     start_at(r.next, at);
@@ -301,7 +309,8 @@ Result<std::vector<Cell::Orphan>> Cell::fail(double seconds, double back) {
   std::vector<int32_t> inside;
   deaf_ = true;
   for (const auto& engine : engines_) {
-    for (const RequestId id : engine->core().requests()) inside.push_back(static_cast<int32_t>(static_cast<uint64_t>(id) - 1));
+    for (const RequestId id : engine->core().requests())
+      inside.push_back(static_cast<int32_t>(static_cast<uint64_t>(id) - 1));
     engine->core().stop_all(EndReason::interrupted);
   }
   deaf_ = false;
@@ -330,7 +339,8 @@ Result<std::vector<Cell::Orphan>> Cell::fail(double seconds, double back) {
 void Cell::close(SimSummary* sums, bool lost) {
   if (!lost) {
     sums->steps += lost_.steps, sums->busy_seconds += lost_.busy_seconds;
-    sums->cache.evicted_pages += lost_.cache.evicted_pages, sums->cache.evicted_checkpoints += lost_.cache.evicted_checkpoints;
+    sums->cache.evicted_pages += lost_.cache.evicted_pages,
+        sums->cache.evicted_checkpoints += lost_.cache.evicted_checkpoints;
     sums->cache.host_hits += lost_.cache.host_hits, sums->cache.disk_hits += lost_.cache.disk_hits;
     sums->cache.copied_bytes += lost_.cache.copied_bytes;
   }

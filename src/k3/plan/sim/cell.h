@@ -4,7 +4,8 @@
 // Memory:   its engines and events; records belong to the caller, each is written by the cell that has the request.
 // Threads:  one at a time; cells do not share anything that they write.
 // Errors:   open: what an engine says.
-// Source:   serving.md 4, 9. An engine takes what has arrived when a step begins, as the real one does; the one whose clock is behind
+// Source:   serving.md 4, 9. An engine takes what has arrived when a step begins, as the real one does; the one whose clock
+// is behind
 //           steps first, so that nobody gets anything from the past.
 #pragma once
 
@@ -25,19 +26,19 @@ class Cell {
        std::vector<SimRecord>& records);
 
   Status open();
-  void start_at(int32_t request, double seconds);    // unless the duration is over then
-  void restart_at(int32_t request, double seconds);  // had started, or was to, on another replica
+  void start_at(int32_t request, double seconds);              // unless the duration is over then
+  void restart_at(int32_t request, double seconds);            // had started, or was to, on another replica
   void line_up(int32_t request) { line_.push_back(request); }  // closed loops
   void start_users(int64_t users);                             // that many begin with what stands in line
   void follow_recording();                                     // SimPacing::recorded_order
 
   void run(double until);  // all that begins before it
 
-  // The replica is lost, with its caches, at this time or when the step under way has ended; what it would have done elsewhere before
-  // `back` goes to the caller. Its engines begin anew.
+  // The replica is lost, with its caches, at this time or when the step under way has ended; what it would have done
+  // elsewhere before `back` goes to the caller. Its engines begin anew.
   struct Orphan {
     int32_t request = 0;
-    double seconds = 0;   // when it can start
+    double seconds = 0;  // when it can start
     bool in_line = false;
   };
   Result<std::vector<Orphan>> fail(double seconds, double back);
@@ -93,9 +94,9 @@ class Cell {
   std::vector<Step> script_;
   size_t script_at_ = 0;
   std::unordered_map<int32_t, double> costs_;  // of prefills that budgets count
-  bool deaf_ = false;                // what engines say while they are torn down
+  bool deaf_ = false;                          // what engines say while they are torn down
   SimSeries series_;
-  SimSummary lost_;                  // counts of engines that were lost
+  SimSummary lost_;  // counts of engines that were lost
   std::string refusal_;
 };
 

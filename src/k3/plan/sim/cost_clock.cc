@@ -7,7 +7,8 @@
 
 namespace k3::plan {
 
-Result<std::shared_ptr<const CostClock>> CostClock::create(const Deployment& deployment, int64_t draft_tokens, SpeculationScheme scheme) {
+Result<std::shared_ptr<const CostClock>> CostClock::create(const Deployment& deployment, int64_t draft_tokens,
+                                                           SpeculationScheme scheme) {
   K3_TRY(validate(deployment));
   DecodeBatch batch;
   batch.draft_tokens = draft_tokens;
@@ -29,7 +30,8 @@ std::vector<PrefillSequence> prompts_of(std::span<const StepPart> parts) {
 }  // namespace
 
 double CostClock::fill_seconds(std::span<const StepPart> parts) const {
-  const std::vector<PrefillSequence> prompts = deployment_.layout.pp > 1 ? prompts_of(parts) : std::vector<PrefillSequence>{};
+  const std::vector<PrefillSequence> prompts =
+      deployment_.layout.pp > 1 ? prompts_of(parts) : std::vector<PrefillSequence>{};
   if (prompts.empty()) return 0;
   int64_t tokens = 0;
   for (const PrefillSequence& prompt : prompts) tokens += prompt.new_tokens;

@@ -4,9 +4,10 @@
 // Memory:   its deployment.
 // Threads:  const and without a cache: any number of threads.
 // Errors:   create: those of validate(deployment).
-// Source:   cost-model.md 8.1, 8.2. Decodes count with their mean history. A step of both kinds takes the time of both, one after
-//           the other. Prefill: the latency of the step; with pipeline stages its time in a stage (steps follow each other there), and
-//           the pipeline's fill for the first one after a pause.
+// Source:   cost-model.md 8.1, 8.2. Decodes count with their mean history. A step of both kinds takes the time of both, one
+// after
+//           the other. Prefill: the latency of the step; with pipeline stages its time in a stage (steps follow each other
+//           there), and the pipeline's fill for the first one after a pause.
 #pragma once
 
 #include <memory>

@@ -70,7 +70,8 @@ TEST(CostClock, APauseEmptiesThePipeline) {
   EXPECT_EQ(clock->fill_seconds(std::span(&part, 1)), time.latency_seconds - time.seconds);
   SimScenario s = test::small_scenario(4000, clock);
   s.engine.core.step_tokens = 8192;
-  const SimResult result = test::run(s, {test::lone(8192, 1, 1, 0), test::lone(8192, 1, 2, 0), test::lone(8192, 1, 3, 1000)});
+  const SimResult result =
+      test::run(s, {test::lone(8192, 1, 1, 0), test::lone(8192, 1, 2, 0), test::lone(8192, 1, 3, 1000)});
   EXPECT_NEAR(result.records[0].ttft(), time.latency_seconds, 1e-12);
   EXPECT_NEAR(result.records[1].ttft(), time.latency_seconds + time.seconds, 1e-12);
   EXPECT_NEAR(result.records[2].ttft(), time.latency_seconds, 1e-9);

@@ -15,7 +15,8 @@ constexpr int64_t kMostTokens = int64_t{1} << 40;
 constexpr int64_t kMostFileBytes = int64_t{64} << 20;
 
 // Solves the symmetric system of the chosen columns by elimination with a small ridge: columns may say the same.
-std::vector<double> solve(const std::vector<std::vector<double>>& normal, const std::vector<double>& right, const std::vector<size_t>& chosen) {
+std::vector<double> solve(const std::vector<std::vector<double>>& normal, const std::vector<double>& right,
+                          const std::vector<size_t>& chosen) {
   const size_t n = chosen.size();
   std::vector<std::vector<double>> a(n, std::vector<double>(n + 1));
   for (size_t i = 0; i < n; ++i) {
@@ -42,7 +43,8 @@ std::vector<double> solve(const std::vector<std::vector<double>>& normal, const 
 }
 
 // Lawson and Hanson: columns enter one by one while that lessens the error, and leave when they would become negative.
-std::vector<double> non_negative_least_squares(const std::vector<std::vector<double>>& rows, const std::vector<double>& wanted) {
+std::vector<double> non_negative_least_squares(const std::vector<std::vector<double>>& rows,
+                                               const std::vector<double>& wanted) {
   const size_t columns = rows.front().size();
   std::vector<std::vector<double>> normal(columns, std::vector<double>(columns));
   std::vector<double> right(columns), x(columns);
@@ -94,7 +96,8 @@ StepPoint step_point(std::span<const StepPart> parts, double seconds) {
     } else {
       ++out.prompts;
       out.new_tokens += part.new_tokens;
-      out.key_pairs += static_cast<double>(part.new_tokens) * (static_cast<double>(part.history_tokens) + static_cast<double>(part.new_tokens) / 2);
+      out.key_pairs += static_cast<double>(part.new_tokens) *
+                       (static_cast<double>(part.history_tokens) + static_cast<double>(part.new_tokens) / 2);
     }
   }
   out.seconds = seconds;
@@ -123,9 +126,11 @@ double FittedClock::seconds_of(const StepPoint& point) const {
 
 double FittedClock::step_seconds(std::span<const StepPart> parts) const { return seconds_of(step_point(parts, 0)); }
 
-Result<std::shared_ptr<const FittedClock>> FittedClock::fit(const std::vector<StepPoint>& points, double step_overhead_seconds) {
+Result<std::shared_ptr<const FittedClock>> FittedClock::fit(const std::vector<StepPoint>& points,
+                                                            double step_overhead_seconds) {
   if (points.empty()) return fail(Code::invalid_argument, "no measured steps to fit a clock to");
-  if (!(step_overhead_seconds >= 0) || !std::isfinite(step_overhead_seconds)) return fail(Code::invalid_argument, "a step overhead of {} s", step_overhead_seconds);
+  if (!(step_overhead_seconds >= 0) || !std::isfinite(step_overhead_seconds))
+    return fail(Code::invalid_argument, "a step overhead of {} s", step_overhead_seconds);
   std::vector<std::vector<double>> rows;
   std::vector<double> scale(kFeatures, 0), wanted;
   for (const StepPoint& p : points) {
@@ -133,15 +138,17 @@ Result<std::shared_ptr<const FittedClock>> FittedClock::fit(const std::vector<St
     for (size_t i = 0; i < kFeatures; ++i) scale[i] = std::max(scale[i], f[i]);
   }
   for (const StepPoint& p : points) {
-    const bool sound = p.seconds >= kLeastSeconds && p.seconds <= kMostSeconds && p.decode_rows >= 0 && p.decode_history_tokens >= 0 && p.prompts >= 0 &&
-                       p.new_tokens >= 0 && p.key_pairs >= 0 && std::isfinite(p.key_pairs) && p.decode_rows + p.new_tokens > 0;
+    const bool sound = p.seconds >= kLeastSeconds && p.seconds <= kMostSeconds && p.decode_rows >= 0 &&
+                       p.decode_history_tokens >= 0 && p.prompts >= 0 && p.new_tokens >= 0 && p.key_pairs >= 0 &&
+                       std::isfinite(p.key_pairs) && p.decode_rows + p.new_tokens > 0;
     if (!sound) {
-      return fail(Code::invalid_argument, "point {}: {} decode rows and {} new tokens in {} s are no step", &p - points.data(), p.decode_rows,
-                  p.new_tokens, p.seconds);
+      return fail(Code::invalid_argument, "point {}: {} decode rows and {} new tokens in {} s are no step",
+                  &p - points.data(), p.decode_rows, p.new_tokens, p.seconds);
     }
     const Features f = features(p);
     std::vector<double>& row = rows.emplace_back(kFeatures);
-    for (size_t i = 0; i < kFeatures; ++i) row[i] = scale[i] > 0 ? f[i] / scale[i] / p.seconds : 0;  // each error relative to its step
+    for (size_t i = 0; i < kFeatures; ++i)
+      row[i] = scale[i] > 0 ? f[i] / scale[i] / p.seconds : 0;  // each error relative to its step
     wanted.push_back(1);
   }
   const std::vector<double> x = non_negative_least_squares(rows, wanted);
@@ -165,9 +172,12 @@ namespace {
 Result<double> field(const JsonNode& node, std::string_view name, std::optional<double> absent = {}) {
   const JsonNode* found = node.find(name);
   if (found == nullptr && absent) return *absent;
-  if (found == nullptr || !found->is_number()) return fail(Code::invalid_argument, "{}: {} where a number belongs", name, found == nullptr ? "nothing" : json_kind_name(found->kind));
+  if (found == nullptr || !found->is_number())
+    return fail(Code::invalid_argument, "{}: {} where a number belongs", name,
+                found == nullptr ? "nothing" : json_kind_name(found->kind));
   K3_TRY_ASSIGN(const double value, trace_number(found->raw).with_context(name));
-  if (!(value >= 0) || value > static_cast<double>(kMostTokens)) return fail(Code::invalid_argument, "{}: {} is no measurement", name, value);
+  if (!(value >= 0) || value > static_cast<double>(kMostTokens))
+    return fail(Code::invalid_argument, "{}: {} is no measurement", name, value);
   return value;
 }
 
@@ -189,10 +199,12 @@ Result<StepPoint> own_point(const JsonNode& node) {
 
 Result<double> median_seconds(const JsonNode& node) {
   const JsonNode* all = node.find("seconds");
-  if (all == nullptr || !all->is_array() || all->items.empty()) return fail(Code::invalid_argument, "seconds: no list of times");
+  if (all == nullptr || !all->is_array() || all->items.empty())
+    return fail(Code::invalid_argument, "seconds: no list of times");
   std::vector<double> values;
   for (const JsonNode& one : all->items) {
-    if (!one.is_number()) return fail(Code::invalid_argument, "seconds: {} where a number belongs", json_kind_name(one.kind));
+    if (!one.is_number())
+      return fail(Code::invalid_argument, "seconds: {} where a number belongs", json_kind_name(one.kind));
     K3_TRY_ASSIGN(values.emplace_back(), trace_number(one.raw).with_context("seconds"));
   }
   std::ranges::sort(values);
@@ -240,11 +252,13 @@ Result<std::vector<StepPoint>> parse_points(std::string_view json) {
   for (size_t i = 0; i < list->items.size(); ++i) {
     const JsonNode& node = list->items[i];
     const std::string place = fmt::format("{}[{}]", own != nullptr ? "points" : "results", i);
-    if (!node.is_object()) return fail(Code::invalid_argument, "{}: {} where an object belongs", place, json_kind_name(node.kind));
+    if (!node.is_object())
+      return fail(Code::invalid_argument, "{}: {} where an object belongs", place, json_kind_name(node.kind));
     K3_TRY_ASSIGN(out.emplace_back(), (own != nullptr ? own_point(node) : bench_point(node)).with_context(place));
     const JsonNode* with = own == nullptr ? node.find("threads") : nullptr;
     if (with == nullptr) continue;
-    if (i > 0 && threads != with->raw) return fail(Code::invalid_argument, "{}: threads: {} after {}: give results of one number", place, with->raw, threads);
+    if (i > 0 && threads != with->raw)
+      return fail(Code::invalid_argument, "{}: threads: {} after {}: give results of one number", place, with->raw, threads);
     threads = with->raw;
   }
   if (out.empty()) return fail(Code::invalid_argument, "an empty list of measurements");

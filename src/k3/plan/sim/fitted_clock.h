@@ -1,13 +1,11 @@
-// Purpose:  a clock fitted to measured steps: of `k3 bench` on the machine that is to be simulated, or of steps recorded otherwise.
-// Shapes:   none.
-// Units:    seconds, tokens.
-// Memory:   a few coefficients.
-// Threads:  immutable.
-// Errors:   fit: invalid_argument for no points, and for one that is not finite or not positive. read_points: invalid_argument naming
+// Purpose:  a clock fitted to measured steps: of `k3 bench` on the machine that is to be simulated, or of steps recorded
+// otherwise. Shapes:   none. Units:    seconds, tokens. Memory:   a few coefficients. Threads:  immutable. Errors:   fit:
+// invalid_argument for no points, and for one that is not finite or not positive. read_points: invalid_argument naming
 //           file and field.
-// Source:   non-negative least squares of the relative error (Lawson and Hanson 1974) over: tokens of the step capped at 1, 2, 4, ..,
-//           1024 and not capped (a rising line whose slope falls: weights are read once for all tokens, experts once for some), decode
-//           rows, prompts, history that decodes read, pairs of new and earlier tokens of prompts.
+// Source:   non-negative least squares of the relative error (Lawson and Hanson 1974) over: tokens of the step capped at 1,
+// 2, 4, ..,
+//           1024 and not capped (a rising line whose slope falls: weights are read once for all tokens, experts once for
+//           some), decode rows, prompts, history that decodes read, pairs of new and earlier tokens of prompts.
 #pragma once
 
 #include <array>
@@ -32,7 +30,8 @@ StepPoint step_point(std::span<const StepPart> parts, double seconds);
 
 class FittedClock final : public StepClock {
  public:
-  static Result<std::shared_ptr<const FittedClock>> fit(const std::vector<StepPoint>& points, double step_overhead_seconds = 0);
+  static Result<std::shared_ptr<const FittedClock>> fit(const std::vector<StepPoint>& points,
+                                                        double step_overhead_seconds = 0);
   double step_seconds(std::span<const StepPart> parts) const override;
 
   // Of the points it was fitted to: largest and root mean square of (fitted - measured) / measured.
@@ -50,8 +49,8 @@ class FittedClock final : public StepClock {
   double overhead_ = 0, largest_error_ = 0, rms_error_ = 0;
 };
 
-// A calibration file: JSON of `k3 bench --json` ("results"), or {"points": [{"decode_rows", "decode_history_tokens", "prompts",
-// "new_tokens", "key_pairs", "seconds"}, ...]}, whose fields but the last are 0 when they are left out.
+// A calibration file: JSON of `k3 bench --json` ("results"), or {"points": [{"decode_rows", "decode_history_tokens",
+// "prompts", "new_tokens", "key_pairs", "seconds"}, ...]}, whose fields but the last are 0 when they are left out.
 Result<std::vector<StepPoint>> read_points(const std::string& path);
 Result<std::vector<StepPoint>> parse_points(std::string_view json);
 

@@ -12,7 +12,8 @@ using testing::HasSubstr;
 // Weights read once for up to 16 tokens, then a cost for each; decodes read histories.
 double law(const StepPoint& p) {
   const auto tokens = static_cast<double>(p.decode_rows + p.new_tokens);
-  return 2e-3 * std::min(tokens, 16.0) + 1e-4 * tokens + 3e-8 * static_cast<double>(p.decode_history_tokens) + 5e-10 * p.key_pairs;
+  return 2e-3 * std::min(tokens, 16.0) + 1e-4 * tokens + 3e-8 * static_cast<double>(p.decode_history_tokens) +
+         5e-10 * p.key_pairs;
 }
 
 std::vector<StepPoint> measured() {
@@ -20,7 +21,8 @@ std::vector<StepPoint> measured() {
   for (const int64_t rows : {1, 2, 4, 8, 16, 32}) {
     for (const int64_t history : {100, 2000}) points.push_back({rows, rows * history, 0, 0, 0, 0});
   }
-  for (const int64_t tokens : {8, 64, 256, 1024}) points.push_back({0, 0, 1, tokens, static_cast<double>(tokens * tokens) / 2, 0});
+  for (const int64_t tokens : {8, 64, 256, 1024})
+    points.push_back({0, 0, 1, tokens, static_cast<double>(tokens * tokens) / 2, 0});
   for (StepPoint& p : points) p.seconds = law(p);
   return points;
 }
@@ -61,7 +63,8 @@ TEST(FittedClock, ReadsPointsAndBenchResults) {
   EXPECT_EQ(points[0].decode_rows, 4);
   const auto bench = parse_points(R"({"results":[
     {"test":"prefill","tokens":512,"depth":0,"batch":1,"threads":2,"seconds":[0.3,0.5,0.4]},
-    {"test":"decode","tokens":64,"depth":1000,"batch":8,"threads":2,"seconds":[6.4,6.4]}]})").value();
+    {"test":"decode","tokens":64,"depth":1000,"batch":8,"threads":2,"seconds":[6.4,6.4]}]})")
+                         .value();
   EXPECT_EQ(bench[0].new_tokens, 512);
   EXPECT_DOUBLE_EQ(bench[0].seconds, 0.4);
   EXPECT_DOUBLE_EQ(bench[0].key_pairs, 512.0 * 256);
@@ -75,8 +78,10 @@ TEST(FittedClock, ReadsPointsAndBenchResults) {
   EXPECT_THAT(message(R"({"points":[{"decode_rows":1}]})"), HasSubstr("points[0]: seconds"));
   EXPECT_THAT(message(R"({"points":[{"decode_rows":-1,"seconds":1}]})"), HasSubstr("decode_rows"));
   EXPECT_THAT(message(R"({"results":[{"test":"other","seconds":[1]}]})"), HasSubstr("results[0]: test"));
-  EXPECT_THAT(message(R"({"results":[{"test":"decode","tokens":1,"batch":1,"threads":1,"seconds":[1]},{"test":"decode","tokens":1,"batch":1,"threads":2,"seconds":[1]}]})"),
-              HasSubstr("threads: 2 after 1"));
+  EXPECT_THAT(
+      message(
+          R"({"results":[{"test":"decode","tokens":1,"batch":1,"threads":1,"seconds":[1]},{"test":"decode","tokens":1,"batch":1,"threads":2,"seconds":[1]}]})"),
+      HasSubstr("threads: 2 after 1"));
 }
 
 }  // namespace

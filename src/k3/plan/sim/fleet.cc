@@ -25,7 +25,11 @@ bool affinity_needed(const SimScenario& s) { return s.replicas > 1 || s.prefill_
 class Fleet {
  public:
   Fleet(const SimScenario& scenario, const Workload& workload, SimResult& result)
-      : scenario_(scenario), workload_(workload), result_(result), affinity_(affinity_needed(scenario) ? affinity_of(workload) : std::vector<uint64_t>(workload.requests.size())), pool_(scenario.threads) {}
+      : scenario_(scenario),
+        workload_(workload),
+        result_(result),
+        affinity_(affinity_needed(scenario) ? affinity_of(workload) : std::vector<uint64_t>(workload.requests.size())),
+        pool_(scenario.threads) {}
 
   Status run(const std::function<void(double)>& progress) {
     result_.records.assign(workload_.requests.size(), {});
@@ -69,7 +73,8 @@ class Fleet {
 
   // Users belong to a replica, so of fewer users than replicas some replicas have nobody to do their work.
   Cell& home(int32_t index) {
-    const size_t manned = scenario_.pacing == SimPacing::users ? std::min(cells_.size(), static_cast<size_t>(scenario_.users)) : cells_.size();
+    const size_t manned =
+        scenario_.pacing == SimPacing::users ? std::min(cells_.size(), static_cast<size_t>(scenario_.users)) : cells_.size();
     return *cells_[static_cast<size_t>(place(index, 0, manned))];
   }
 
@@ -96,8 +101,8 @@ class Fleet {
     const auto count = static_cast<int64_t>(cells_.size());
     for (int64_t cell = 0; cell < count; ++cell) {
       const int64_t users = pacing == SimPacing::sequential ? (cell == 0 ? 1 : 0)
-                            : pacing == SimPacing::users    ? scenario_.users / count + (cell < scenario_.users % count ? 1 : 0)
-                                                            : 0;
+                            : pacing == SimPacing::users ? scenario_.users / count + (cell < scenario_.users % count ? 1 : 0)
+                                                         : 0;
       cells_[static_cast<size_t>(cell)]->start_users(users);
     }
   }
@@ -180,12 +185,15 @@ Status check_engine(const EngineSettings& e, const char* what) {
 Status validate(const SimScenario& s) {
   K3_TRY(check_engine(s.engine, s.prefill_engines > 0 ? "prefill engine" : "engine"));
   if (s.prefill_engines > 0 || s.decode_engines > 0) {
-    if (s.prefill_engines < 1 || s.decode_engines < 1) return fail(Code::invalid_argument, "P/D needs prefill and decode engines, not {} and {}", s.prefill_engines, s.decode_engines);
+    if (s.prefill_engines < 1 || s.decode_engines < 1)
+      return fail(Code::invalid_argument, "P/D needs prefill and decode engines, not {} and {}", s.prefill_engines,
+                  s.decode_engines);
     K3_TRY(check_engine(s.decode, "decode engine"));
   }
   const auto positive = [](const char* name, double value, bool zero) -> Status {
     if (std::isfinite(value) && (zero ? value >= 0 : value > 0)) return {};
-    return fail(Code::invalid_argument, "{}: {} is no {} number", name, value, zero ? "positive number or 0: no such" : "positive");
+    return fail(Code::invalid_argument, "{}: {} is no {} number", name, value,
+                zero ? "positive number or 0: no such" : "positive");
   };
   K3_TRY(positive("speed", s.speed, false));
   K3_TRY(positive("rate", s.rate_per_second, false));
@@ -197,19 +205,22 @@ Status validate(const SimScenario& s) {
   if (s.replicas < 1 || s.replicas > 100'000) return fail(Code::invalid_argument, "replicas: {}; 1 to 100,000", s.replicas);
   if (s.users < 1) return fail(Code::invalid_argument, "users: {}", s.users);
   if (s.threads < 1) return fail(Code::invalid_argument, "threads: {}", s.threads);
-  if ((s.pacing == SimPacing::sequential || s.pacing == SimPacing::recorded_order) && (s.replicas > 1 || s.prefill_engines > 0)) {
+  if ((s.pacing == SimPacing::sequential || s.pacing == SimPacing::recorded_order) &&
+      (s.replicas > 1 || s.prefill_engines > 0)) {
     return fail(Code::invalid_argument, "one request at a time, and a recorded order, are for one replica without P/D");
   }
   int64_t last = 0;
   for (const BudgetClass& budget : s.budgets) {
     if (budget.most_tokens <= last || !(budget.seconds > 0)) {
-      return fail(Code::invalid_argument, "budget of {} s for prompts up to {} tokens: lengths ascend, seconds are positive", budget.seconds, budget.most_tokens);
+      return fail(Code::invalid_argument, "budget of {} s for prompts up to {} tokens: lengths ascend, seconds are positive",
+                  budget.seconds, budget.most_tokens);
     }
     last = budget.most_tokens;
   }
   for (const Failure& f : s.failures) {
     if (f.replica < 0 || f.replica >= s.replicas || !(f.at_seconds >= 0) || !(f.repair_seconds > 0)) {
-      return fail(Code::invalid_argument, "failure of replica {} of {} at {} s for {} s", f.replica, s.replicas, f.at_seconds, f.repair_seconds);
+      return fail(Code::invalid_argument, "failure of replica {} of {} at {} s for {} s", f.replica, s.replicas,
+                  f.at_seconds, f.repair_seconds);
     }
   }
   return {};
@@ -236,12 +247,14 @@ std::vector<uint64_t> affinity_of(const Workload& workload) {
   return out;
 }
 
-Result<SimResult> simulate(const SimScenario& scenario, const Workload& workload, const std::function<void(double)>& progress) {
+Result<SimResult> simulate(const SimScenario& scenario, const Workload& workload,
+                           const std::function<void(double)>& progress) {
   K3_TRY(validate(scenario));
   if (workload.requests.empty()) return fail(Code::invalid_argument, "no requests");
   const bool recorded = scenario.pacing == SimPacing::recorded || scenario.pacing == SimPacing::recorded_order;
   if (recorded && scenario.recorded.size() != workload.requests.size()) {
-    return fail(Code::invalid_argument, "{} recorded requests for {} of the workload", scenario.recorded.size(), workload.requests.size());
+    return fail(Code::invalid_argument, "{} recorded requests for {} of the workload", scenario.recorded.size(),
+                workload.requests.size());
   }
   SimResult result;
   result.name = scenario.name;

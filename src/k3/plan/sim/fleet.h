@@ -14,10 +14,11 @@
 
 namespace k3::plan {
 
-Result<SimResult> simulate(const SimScenario& scenario, const Workload& workload, const std::function<void(double share)>& progress = {});
+Result<SimResult> simulate(const SimScenario& scenario, const Workload& workload,
+                           const std::function<void(double share)>& progress = {});
 
-// Which requests belong together for routing: a session; of requests without one, those that repeat at least half of the pieces of an
-// earlier one.
+// Which requests belong together for routing: a session; of requests without one, those that repeat at least half of the
+// pieces of an earlier one.
 std::vector<uint64_t> affinity_of(const Workload& workload);
 
 }  // namespace k3::plan

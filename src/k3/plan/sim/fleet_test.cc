@@ -124,7 +124,8 @@ TEST(Fleet, FewerUsersThanReplicasLeaveNobodyInLine) {
 TEST(Fleet, BudgetsKeepLongPromptsFromTheOthers) {
   SimScenario s = test::small_scenario(kMany);
   s.engine.core.step_tokens = 1000;
-  const std::vector<PlannedRequest> requests = {lone(50'000, 2, 1, 0), lone(50'000, 2, 2, 0), lone(50'000, 2, 3, 0), lone(200, 2, 4, 1), lone(200, 2, 5, 80)};
+  const std::vector<PlannedRequest> requests = {lone(50'000, 2, 1, 0), lone(50'000, 2, 2, 0), lone(50'000, 2, 3, 0),
+                                                lone(200, 2, 4, 1), lone(200, 2, 5, 80)};
   const SimResult open = run(s, requests);
   s.budgets = {{1000, 10}, {100'000, 60}};
   const SimResult budgeted = run(s, requests);

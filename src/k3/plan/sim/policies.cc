@@ -29,13 +29,16 @@ Result<cache::CheckpointPolicy> checkpoint_policy(std::string_view name, int64_t
     return fail(Code::invalid_argument, "policy '{}': none of serve, every, end, end+N, end+second, end+second+N", name);
   }
   if (policy.every_tokens % block_tokens != 0) {
-    return fail(Code::invalid_argument, "policy '{}': {} is no multiple of the {} tokens of a block", name, policy.every_tokens, block_tokens);
+    return fail(Code::invalid_argument, "policy '{}': {} is no multiple of the {} tokens of a block", name,
+                policy.every_tokens, block_tokens);
   }
   return policy;
 }
 
 Result<std::vector<std::string>> policy_names(std::string_view list, int64_t block_tokens) {
-  if (list == "all") return std::vector<std::string>{"every", "end+2048", "end+8192", "end+32768", "end", "end+second", "end+second+32768", "serve"};
+  if (list == "all")
+    return std::vector<std::string>{"every", "end+2048",   "end+8192",         "end+32768",
+                                    "end",   "end+second", "end+second+32768", "serve"};
   std::vector<std::string> names;
   for (size_t at = 0; at <= list.size();) {
     const size_t comma = std::min(list.find(',', at), list.size());

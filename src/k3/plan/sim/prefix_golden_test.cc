@@ -1,5 +1,5 @@
-// The prefix rule of cost-model.md 10.5 on the two traces, every policy, through the engine and its cache: an unbounded pool, one
-// request at a time in the order of the file.
+// The prefix rule of cost-model.md 10.5 on the two traces, every policy, through the engine and its cache: an unbounded
+// pool, one request at a time in the order of the file.
 #include <gtest/gtest.h>
 
 #include "k3/base/file.h"

@@ -9,7 +9,8 @@ namespace {
 Result<double> time_of(const JsonNode& node, std::string_view name) {
   const JsonNode* found = node.find(name);
   if (found == nullptr || found->is_null()) return -1;
-  if (!found->is_number()) return fail(Code::invalid_argument, "{}: {} where a number belongs", name, json_kind_name(found->kind));
+  if (!found->is_number())
+    return fail(Code::invalid_argument, "{}: {} where a number belongs", name, json_kind_name(found->kind));
   return trace_number(found->raw).with_context(name);
 }
 
@@ -18,12 +19,15 @@ Status read_one(const JsonNode& node, const Workload& workload, std::vector<Reco
   const JsonNode* index = node.find("index");
   const JsonNode* input = node.find("input_tokens");
   if (index == nullptr || !index->is_number()) return fail(Code::invalid_argument, "index: no number");
-  K3_TRY_ASSIGN(const int64_t at, trace_integer(index->raw, 0, static_cast<int64_t>(workload.requests.size()) - 1).with_context("index"));
+  K3_TRY_ASSIGN(const int64_t at,
+                trace_integer(index->raw, 0, static_cast<int64_t>(workload.requests.size()) - 1).with_context("index"));
   if (input != nullptr && input->is_number()) {
     K3_TRY_ASSIGN(const int64_t tokens, trace_integer(input->raw, 0, kMostTraceTokens).with_context("input_tokens"));
     const int64_t planned = workload.requests[static_cast<size_t>(at)].input_tokens;
     if (tokens != planned) {
-      return fail(Code::invalid_argument, "input_tokens: {}, but request {} of the trace has {}: give the same trace and the same cuts", tokens, at, planned);
+      return fail(Code::invalid_argument,
+                  "input_tokens: {}, but request {} of the trace has {}: give the same trace and the same cuts", tokens, at,
+                  planned);
     }
   }
   RecordedRequest& r = (*out)[static_cast<size_t>(at)];
@@ -40,7 +44,8 @@ Status read_one(const JsonNode& node, const Workload& workload, std::vector<Reco
 Result<std::vector<RecordedRequest>> parse_recording(std::string_view json, const Workload& workload) {
   K3_TRY_ASSIGN(const JsonNode root, parse_json(json));
   const JsonNode* list = root.is_object() ? root.find("requests") : nullptr;
-  if (list == nullptr || !list->is_array()) return fail(Code::invalid_argument, "no list \"requests\"; the JSON of k3 loadgen is wanted");
+  if (list == nullptr || !list->is_array())
+    return fail(Code::invalid_argument, "no list \"requests\"; the JSON of k3 loadgen is wanted");
   std::vector<RecordedRequest> out(workload.requests.size());
   for (size_t i = 0; i < list->items.size(); ++i) {
     K3_TRY(read_one(list->items[i], workload, &out).with_context(fmt::format("requests[{}]", i)));

@@ -3,8 +3,8 @@
 // Units:    seconds since the start of that run.
 // Memory:   the tree of the file while it is read.
 // Threads:  pure function.
-// Errors:   invalid_argument naming the entry and field; also for a request that the workload does not have, or has with another length.
-// Source:   docs/loadgen.md: "requests" of the JSON of k3 loadgen.
+// Errors:   invalid_argument naming the entry and field; also for a request that the workload does not have, or has with
+// another length. Source:   docs/loadgen.md: "requests" of the JSON of k3 loadgen.
 #pragma once
 
 #include <string_view>

@@ -9,8 +9,13 @@ namespace k3::plan {
 // A host tier without memory whose fetches hold up the next step, as they do in the engine.
 class TimedTier final : public cache::CacheTier {
  public:
-  TimedTier(std::unique_ptr<cache::HostTier> inner, int64_t page_bytes, double bytes_per_second, double seconds, SimExecutor& executor)
-      : inner_(std::move(inner)), page_bytes_(page_bytes), bytes_per_second_(bytes_per_second), seconds_(seconds), executor_(executor) {}
+  TimedTier(std::unique_ptr<cache::HostTier> inner, int64_t page_bytes, double bytes_per_second, double seconds,
+            SimExecutor& executor)
+      : inner_(std::move(inner)),
+        page_bytes_(page_bytes),
+        bytes_per_second_(bytes_per_second),
+        seconds_(seconds),
+        executor_(executor) {}
 
   int64_t blocks_held(std::span<const cache::BlockKey> keys) const override { return inner_->blocks_held(keys); }
   bool holds_checkpoint(const cache::BlockKey& key) const override { return inner_->holds_checkpoint(key); }
@@ -46,14 +51,16 @@ class TimedTier final : public cache::CacheTier {
 
 SimEngine::~SimEngine() = default;
 
-Result<std::unique_ptr<SimEngine>> SimEngine::create(const SimScenario& scenario, const EngineSettings& settings, Role role) {
+Result<std::unique_ptr<SimEngine>> SimEngine::create(const SimScenario& scenario, const EngineSettings& settings,
+                                                     Role role) {
   std::unique_ptr<SimEngine> engine(new SimEngine(scenario, settings, role));
   K3_TRY(engine->open());
   return engine;
 }
 
 Status SimEngine::open() {
-  executor_ = std::make_unique<SimExecutor>(*settings_.clock, scenario_.acceptance, scenario_.seed, settings_.core.step_tokens);
+  executor_ =
+      std::make_unique<SimExecutor>(*settings_.clock, scenario_.acceptance, scenario_.seed, settings_.core.step_tokens);
   // When a step has admitted somebody, the next one may find others in the queue.
   if (scenario_.repeats) executor_->set_repeats([this] { return open_class() == classes_.size(); });
   classes_.resize(scenario_.budgets.size() + 1);
@@ -61,7 +68,8 @@ Status SimEngine::open() {
   const auto make_tier = [&](int64_t bytes, double rate, double seconds, cache::CacheTier* next) -> Status {
     if (bytes < settings_.shape.page_bytes) return {};
     K3_TRY_ASSIGN(auto inner, cache::HostTier::create(settings_.shape, bytes, false, next));
-    tiers_.insert(tiers_.begin(), std::make_shared<TimedTier>(std::move(inner), settings_.shape.page_bytes, rate, seconds, *executor_));
+    tiers_.insert(tiers_.begin(),
+                  std::make_shared<TimedTier>(std::move(inner), settings_.shape.page_bytes, rate, seconds, *executor_));
     return {};
   };
   K3_TRY(make_tier(settings_.remote_bytes, settings_.remote_bytes_per_second, settings_.remote_seconds, nullptr));
@@ -98,7 +106,8 @@ size_t SimEngine::open_class() const {
   for (size_t i = 0; i < classes_.size(); ++i) {
     if (classes_[i].empty()) continue;
     const Waiting& head = classes_[i].front();
-    const bool fits = i == scenario_.budgets.size() || under_way_[i] <= 0 || under_way_[i] + head.cost <= scenario_.budgets[i].seconds;
+    const bool fits =
+        i == scenario_.budgets.size() || under_way_[i] <= 0 || under_way_[i] + head.cost <= scenario_.budgets[i].seconds;
     if (fits && (best == classes_.size() || head.order < classes_[best].front().order)) best = i;
   }
   return best;

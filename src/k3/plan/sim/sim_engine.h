@@ -1,10 +1,6 @@
-// Purpose:  one engine of a simulation: the real core and cache on an executor that moves a clock, and the requests that wait before it.
-// Shapes:   none.
-// Units:    seconds, tokens, bytes.
-// Memory:   the records of the cache; no pages.
-// Threads:  one thread.
-// Errors:   create: what the cache says of its options.
-// Source:   serving.md 3.5, 9 (budgets).
+// Purpose:  one engine of a simulation: the real core and cache on an executor that moves a clock, and the requests that
+// wait before it. Shapes:   none. Units:    seconds, tokens, bytes. Memory:   the records of the cache; no pages. Threads:
+// one thread. Errors:   create: what the cache says of its options. Source:   serving.md 3.5, 9 (budgets).
 #pragma once
 
 #include <deque>
@@ -41,15 +37,16 @@ class SimEngine {
   void settle(int64_t prompt_tokens, double cost);  // its prefill is over
   std::vector<int32_t> gated() const;
 
-  bool step();              // of the core; notes what was before it
-  void wait(double until);  // nothing is under way
+  bool step();                        // of the core; notes what was before it
+  void wait(double until);            // nothing is under way
   void count(const Admitted& found);  // tokens of its prompt, and those that it skips
   SimSample state() const;
   SimSeries& series() { return series_; }
   int64_t fetched_bytes() const;  // from all tiers, so far
 
  private:
-  SimEngine(const SimScenario& scenario, const EngineSettings& settings, Role role) : scenario_(scenario), settings_(settings), role_(role) {}
+  SimEngine(const SimScenario& scenario, const EngineSettings& settings, Role role)
+      : scenario_(scenario), settings_(settings), role_(role) {}
   Status open();
   size_t class_of(int64_t prompt_tokens) const;
   size_t open_class() const;

@@ -19,7 +19,8 @@ Result<Acceptance> Acceptance::of_lengths(const std::vector<double>& tokens_per_
   for (const double mean : tokens_per_step) {
     const double chance = mean - before;  // that one token more is accepted
     if (!(chance >= 0 && chance <= 1)) {
-      return fail(Code::invalid_argument, "acceptance: {} tokens a step after {}: each further draft token adds from 0 to 1", mean, before);
+      return fail(Code::invalid_argument, "acceptance: {} tokens a step after {}: each further draft token adds from 0 to 1",
+                  mean, before);
     }
     levels.push_back({chance, 1});
     while (levels.size() > 1 && levels[levels.size() - 2].mean() < levels.back().mean()) {
@@ -37,7 +38,8 @@ Result<Acceptance> Acceptance::of_lengths(const std::vector<double>& tokens_per_
 
 Result<Acceptance> Acceptance::of_alpha(double alpha, int64_t draft_tokens) {
   if (!(alpha >= 0 && alpha <= 1)) return fail(Code::invalid_argument, "acceptance: {} is no chance from 0 to 1", alpha);
-  if (draft_tokens < 1 || draft_tokens > 64) return fail(Code::invalid_argument, "speculation with {} draft tokens; 1 to 64", draft_tokens);
+  if (draft_tokens < 1 || draft_tokens > 64)
+    return fail(Code::invalid_argument, "speculation with {} draft tokens; 1 to 64", draft_tokens);
   Acceptance out;
   for (int64_t i = 1; i <= draft_tokens; ++i) out.accepted.push_back(std::pow(alpha, static_cast<double>(i)));
   return out;

@@ -38,7 +38,7 @@ class SimExecutor final : public Executor {
   }
   void set_horizon(double seconds) { horizon_ = seconds; }  // repeat() begins no step at this time or later
   void set_repeats(std::function<bool()> may) { may_repeat_ = std::move(may); }  // asked each time; none: never
-  void delay(double seconds) { delay_ += seconds; }          // of the next step: copies and transfers ahead of it
+  void delay(double seconds) { delay_ += seconds; }  // of the next step: copies and transfers ahead of it
 
   Result<Tensor> step(std::span<const StepItem> items) override;
   double now_seconds() const override { return now_; }

@@ -26,17 +26,21 @@ class FussyClock final : public plan::StepClock {
   double step_seconds(std::span<const plan::StepPart> parts) const override {
     double seconds = 0.0031;
     for (const plan::StepPart& part : parts) {
-      seconds += 1.7e-4 * static_cast<double>(part.new_tokens) + 3.3e-9 * static_cast<double>(part.history_tokens) + (part.decode ? 1e-3 / 7 : 2e-3 / 3);
+      seconds += 1.7e-4 * static_cast<double>(part.new_tokens) + 3.3e-9 * static_cast<double>(part.history_tokens) +
+                 (part.decode ? 1e-3 / 7 : 2e-3 / 3);
     }
     return seconds;
   }
 };
 
 // Two MLA layers and six of KDA in three groups; blocks of so many tokens.
-inline cache::CacheShape small_shape(int64_t block_tokens = 128) { return cache::make_shape({2, 6, 5000, 100, 8}, {}, block_tokens).value(); }
+inline cache::CacheShape small_shape(int64_t block_tokens = 128) {
+  return cache::make_shape({2, 6, 5000, 100, 8}, {}, block_tokens).value();
+}
 
-inline plan::SimScenario small_scenario(int64_t pages, std::shared_ptr<const plan::StepClock> clock = std::make_shared<RoundClock>(),
-                                     int64_t block_tokens = 128) {
+inline plan::SimScenario small_scenario(int64_t pages,
+                                        std::shared_ptr<const plan::StepClock> clock = std::make_shared<RoundClock>(),
+                                        int64_t block_tokens = 128) {
   plan::SimScenario s;
   s.engine.shape = small_shape(block_tokens);
   s.engine.pool_bytes = pages * s.engine.shape.page_bytes;

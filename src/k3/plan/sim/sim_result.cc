@@ -123,10 +123,12 @@ void summarise(const SimScenario& scenario, const Workload& workload, SimResult*
   s.tpot = spread_of(std::move(tpot));
   s.queue = spread_of(std::move(queue));
   s.e2e = spread_of(std::move(e2e));
-  for (const SimSample& sample : result->series.samples()) s.most_checkpoints = std::max(s.most_checkpoints, sample.checkpoints);
+  for (const SimSample& sample : result->series.samples())
+    s.most_checkpoints = std::max(s.most_checkpoints, sample.checkpoints);
   s.most_checkpoints = std::max(s.most_checkpoints, s.cache.checkpoints);
   const cache::CacheShape& shape = scenario.engine.shape;
-  s.checkpoint_bytes = static_cast<double>(s.most_checkpoints * shape.groups() * scenario.engine.ranks) * static_cast<double>(shape.page_bytes);
+  s.checkpoint_bytes = static_cast<double>(s.most_checkpoints * shape.groups() * scenario.engine.ranks) *
+                       static_cast<double>(shape.page_bytes);
 }
 
 }  // namespace k3::plan

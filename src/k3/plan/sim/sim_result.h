@@ -18,8 +18,8 @@
 
 namespace k3::plan {
 
-// done: all tokens came. cut: the context or the pool was full. refused: it could never run. not_sent: the duration was over, or its
-// replica never came back.
+// done: all tokens came. cut: the context or the pool was full. refused: it could never run. not_sent: the duration was
+// over, or its replica never came back.
 enum class SimOutcome : uint8_t { not_sent, done, cut, refused };
 std::string_view sim_outcome_name(SimOutcome outcome);
 
@@ -78,10 +78,10 @@ struct SimSummary {
   double seconds = 0;       // from the first arrival to the last end
   double busy_seconds = 0;  // of all engines
   Spread ttft, tpot, queue, e2e;
-  cache::CacheStats cache;        // sums over engines at the end
-  int64_t cached_blocks = 0;      // at the end, each counted once for its engine
-  int64_t most_checkpoints = 0;   // at once, in all pools
-  double checkpoint_bytes = 0;    // those, in whole pages of all ranks
+  cache::CacheStats cache;       // sums over engines at the end
+  int64_t cached_blocks = 0;     // at the end, each counted once for its engine
+  int64_t most_checkpoints = 0;  // at once, in all pools
+  double checkpoint_bytes = 0;   // those, in whole pages of all ranks
 
   double hit_ratio() const;
   double matched_ratio() const;

@@ -47,9 +47,10 @@ struct Failure {
   double repair_seconds = std::numeric_limits<double>::infinity();
 };
 
-// Who starts when. trace: by the trace's clock. sequential: one at a time in the order of the file. users: each of N takes the next
-// session (or lone request) when it is done with one. poisson: sessions and lone requests arrive at random. recorded: at recorded
-// times. recorded_order: by recorded events alone: a request starts once what had happened before it has happened.
+// Who starts when. trace: by the trace's clock. sequential: one at a time in the order of the file. users: each of N takes
+// the next session (or lone request) when it is done with one. poisson: sessions and lone requests arrive at random.
+// recorded: at recorded times. recorded_order: by recorded events alone: a request starts once what had happened before it
+// has happened.
 enum class SimPacing { trace, sequential, users, poisson, recorded, recorded_order };
 
 // Of a recorded run; seconds since its start, -1: did not happen.
@@ -64,7 +65,7 @@ struct SimScenario {
   EngineSettings engine;  // with prefill_engines: those that prefill
   EngineSettings decode;  // used when there are prefill_engines
   int32_t replicas = 1;
-  int32_t prefill_engines = 0, decode_engines = 0;  // of a replica; 0: one engine does both
+  int32_t prefill_engines = 0, decode_engines = 0;             // of a replica; 0: one engine does both
   double transfer_bytes_per_second = 0, transfer_seconds = 0;  // of one prefill engine's link; latency
   double state_bytes = 0, latent_bytes_per_token = 0;          // what is transferred
 

@@ -46,7 +46,9 @@ std::vector<PlannedRequest> draw_requests() {
 // Pools from too small for two sequences to ample, of every policy, with and without tiers.
 EngineSettings draw_engine() {
   EngineSettings e = test::small_scenario(draw(24, 120), std::make_shared<test::FussyClock>()).engine;
-  e.policy = checkpoint_policy(*rc::gen::element<std::string>("serve", "every", "end", "end+256", "end+second", "end+second+512"), 128).value();
+  e.policy = checkpoint_policy(
+                 *rc::gen::element<std::string>("serve", "every", "end", "end+256", "end+second", "end+second+512"), 128)
+                 .value();
   e.core.keep_idle = coin();
   e.core.separate_phases = coin();
   e.core.schedule = coin() ? SchedulePolicy::fcfs : SchedulePolicy::slo;
@@ -68,7 +70,8 @@ Draw draw_all() {
   s.engine = draw_engine();
   s.decode = draw_engine();
   s.replicas = static_cast<int32_t>(draw(1, 4));
-  if (draw(0, 2) == 0) s.prefill_engines = static_cast<int32_t>(draw(1, 2)), s.decode_engines = static_cast<int32_t>(draw(1, 2));
+  if (draw(0, 2) == 0)
+    s.prefill_engines = static_cast<int32_t>(draw(1, 2)), s.decode_engines = static_cast<int32_t>(draw(1, 2));
   s.transfer_bytes_per_second = coin() ? 1e7 : 0;
   s.state_bytes = 1e5, s.latent_bytes_per_token = 100;
   s.pacing = *rc::gen::element(SimPacing::trace, SimPacing::users, SimPacing::poisson);
@@ -80,7 +83,8 @@ Draw draw_all() {
   s.routing = coin() ? Routing::affinity : Routing::round_robin;
   if (coin()) s.budgets = {{300, 0.2}, {1200, 0.5}};
   for (int64_t i = draw(0, 2); i > 0; --i) {
-    s.failures.push_back({static_cast<int32_t>(draw(0, s.replicas - 1)), static_cast<double>(draw(0, 40)) / 10, static_cast<double>(draw(1, 30)) / 10});
+    s.failures.push_back({static_cast<int32_t>(draw(0, s.replicas - 1)), static_cast<double>(draw(0, 40)) / 10,
+                          static_cast<double>(draw(1, 30)) / 10});
   }
   if (coin()) s.acceptance = Acceptance::of_alpha(0.7, draw(1, 5)).value();
   s.seed = static_cast<uint64_t>(draw(0, 1000));
@@ -90,21 +94,29 @@ Draw draw_all() {
 // What a counterexample was, for the reader of its log.
 void describe(const Draw& d, const std::vector<const SimResult*>& results) {
   const SimScenario& s = d.scenario;
-  RC_LOG() << fmt::format("pacing {}, {} users, {} replicas, P/D {}+{}, request {} s, {} budgets, {} drafted\n", static_cast<int>(s.pacing), s.users, s.replicas, s.prefill_engines,
-                          s.decode_engines, s.request_seconds, s.budgets.size(), s.acceptance.accepted.size());
+  RC_LOG() << fmt::format("pacing {}, {} users, {} replicas, P/D {}+{}, request {} s, {} budgets, {} drafted\n",
+                          static_cast<int>(s.pacing), s.users, s.replicas, s.prefill_engines, s.decode_engines,
+                          s.request_seconds, s.budgets.size(), s.acceptance.accepted.size());
   for (const EngineSettings* e : {&s.engine, &s.decode}) {
-    RC_LOG() << fmt::format("engine: {} pages, host {} B, remote {} B, {} running, steps of {}, queue {}, idle {}, apart {}, slo {}, every {}, second {}\n",
-                            e->pool_bytes / e->shape.page_bytes, e->host_bytes, e->remote_bytes, e->core.max_running, e->core.step_tokens, e->queue, e->core.keep_idle,
-                            e->core.separate_phases, e->core.schedule == SchedulePolicy::slo, e->policy.every_tokens, e->policy.second_sighting);
+    RC_LOG() << fmt::format(
+        "engine: {} pages, host {} B, remote {} B, {} running, steps of {}, queue {}, idle {}, apart {}, slo {}, every {}, "
+        "second {}\n",
+        e->pool_bytes / e->shape.page_bytes, e->host_bytes, e->remote_bytes, e->core.max_running, e->core.step_tokens,
+        e->queue, e->core.keep_idle, e->core.separate_phases, e->core.schedule == SchedulePolicy::slo,
+        e->policy.every_tokens, e->policy.second_sighting);
   }
-  for (const Failure& f : s.failures) RC_LOG() << fmt::format("replica {} fails at {} s for {} s\n", f.replica, f.at_seconds, f.repair_seconds);
+  for (const Failure& f : s.failures)
+    RC_LOG() << fmt::format("replica {} fails at {} s for {} s\n", f.replica, f.at_seconds, f.repair_seconds);
   for (size_t i = 0; i < d.requests.size(); ++i) {
     const PlannedRequest& r = d.requests[i];
-    RC_LOG() << fmt::format("{}: session {} turn {}, {} + {} tokens at {} s", i, r.session, r.turn, r.input_tokens, r.output_tokens, r.at_s);
+    RC_LOG() << fmt::format("{}: session {} turn {}, {} + {} tokens at {} s", i, r.session, r.turn, r.input_tokens,
+                            r.output_tokens, r.at_s);
     for (const SimResult* result : results) {
       const SimRecord& x = result->records[i];
-      RC_LOG() << fmt::format(" | {} on {}: {} {} {} {}, {} of {} skipped, {} computed, {} generated, {} preemptions, {} restarts", sim_outcome_name(x.outcome), x.replica, x.arrival,
-                              x.admitted, x.first_token, x.end, x.cached, x.matched, x.computed, x.generated, x.preemptions, x.restarts);
+      RC_LOG() << fmt::format(
+          " | {} on {}: {} {} {} {}, {} of {} skipped, {} computed, {} generated, {} preemptions, {} restarts",
+          sim_outcome_name(x.outcome), x.replica, x.arrival, x.admitted, x.first_token, x.end, x.cached, x.matched,
+          x.computed, x.generated, x.preemptions, x.restarts);
     }
     RC_LOG() << "\n";
   }
@@ -123,7 +135,8 @@ void check_record(const SimScenario& s, const PlannedRequest& wanted, const SimR
   RC_ASSERT(r.computed >= least);
   if (r.preemptions == 0 && r.restarts == 0) RC_ASSERT(r.computed == least);
   if (s.failures.empty()) RC_ASSERT(r.restarts == 0 && r.lost_tokens == 0);
-  if (s.engine.host_bytes == 0 && s.engine.remote_bytes == 0 && (s.prefill_engines == 0 || (s.decode.host_bytes == 0 && s.decode.remote_bytes == 0))) {
+  if (s.engine.host_bytes == 0 && s.engine.remote_bytes == 0 &&
+      (s.prefill_engines == 0 || (s.decode.host_bytes == 0 && s.decode.remote_bytes == 0))) {
     RC_ASSERT(r.fetched_bytes == 0);
   }
 }
@@ -174,8 +187,8 @@ TEST(SimulateProperty, RepeatedStepsChangeNothing) {
   }));
 }
 
-// Little's law on the sampled state: requests in the engine, summed over time, are the times that requests spent there. Each request's
-// stay is off by at most a step of the grid and a step of the engine at either end.
+// Little's law on the sampled state: requests in the engine, summed over time, are the times that requests spent there. Each
+// request's stay is off by at most a step of the grid and a step of the engine at either end.
 TEST(SimulateProperty, RequestsInTheEngineAddUpToTheirTimes) {
   EXPECT_TRUE(rc::check([] {
     Draw d = draw_all();
@@ -186,12 +199,15 @@ TEST(SimulateProperty, RequestsInTheEngineAddUpToTheirTimes) {
     const SimResult result = simulate(s, make_workload(d.requests).value()).value();
     describe(d, {&result});
     double sampled = 0, spent = 0, longest = 0;
-    for (const SimSample& sample : result.series.samples()) sampled += static_cast<double>(sample.queued + sample.running) * result.series.step_seconds();
+    for (const SimSample& sample : result.series.samples())
+      sampled += static_cast<double>(sample.queued + sample.running) * result.series.step_seconds();
     for (const SimRecord& r : result.records) spent += r.end - r.arrival;
     // The longest step: a whole budget of prompt tokens (and fetches ahead of it) beside all sequences.
     longest = 0.0031 + 1.7e-4 * 2000 + 3.3e-9 * 12 * 1e4 + 12 * 1e-3;
     double fetched = 0;
-    for (const SimRecord& r : result.records) fetched += static_cast<double>(r.fetched_bytes) / 1e6 + 0.01 * static_cast<double>(r.fetched_bytes) / static_cast<double>(s.engine.shape.page_bytes);
+    for (const SimRecord& r : result.records)
+      fetched += static_cast<double>(r.fetched_bytes) / 1e6 +
+                 0.01 * static_cast<double>(r.fetched_bytes) / static_cast<double>(s.engine.shape.page_bytes);
     const double each = result.series.step_seconds() + 2 * (longest + fetched);
     RC_ASSERT(std::abs(sampled - spent) <= each * static_cast<double>(result.records.size()));
   }));

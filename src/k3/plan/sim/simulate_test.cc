@@ -1,4 +1,5 @@
-// Simulations whose every number can be said beforehand: test::RoundClock takes 1 s a step and 1 ms for each token of a prompt.
+// Simulations whose every number can be said beforehand: test::RoundClock takes 1 s a step and 1 ms for each token of a
+// prompt.
 #include <gmock/gmock.h>
 
 #include <cmath>
@@ -103,7 +104,8 @@ TEST(Simulate, SpeculationBringsTokensOfAStep) {
   EXPECT_EQ(all.records[0].generated, 9);
   s.acceptance = Acceptance::of_alpha(0, 3).value();
   EXPECT_EQ(run(s, {lone(1000, 9, 7, 0)}).summary.steps, 1 + 8);
-  // An answer of n tokens takes (n - 1) / AL steps in the mean; draws are independent, so their mean is as far off as chance has it.
+  // An answer of n tokens takes (n - 1) / AL steps in the mean; draws are independent, so their mean is as far off as chance
+  // has it.
   s.acceptance = Acceptance::of_lengths({1.84, 2.45, 2.87}).value();
   constexpr int64_t kTokens = 20001;
   const double steps = static_cast<double>(run(s, {lone(100, kTokens, 7, 0)}).summary.steps - 1);
@@ -119,7 +121,8 @@ TEST(Simulate, UsersGoOnWhenTheyHaveTheirAnswer) {
   const SimResult result = run(s, {lone(1000, 5, 1, 0), lone(1000, 5, 2, 0), lone(1000, 5, 3, 0)});
   for (int i = 0; i < 3; ++i) EXPECT_NEAR(result.records[static_cast<size_t>(i)].arrival, 16 * i, kExact);
   s.users = 3;
-  for (const SimRecord& r : run(s, {lone(1000, 5, 1, 0), lone(1000, 5, 2, 0), lone(1000, 5, 3, 0)}).records) EXPECT_EQ(r.arrival, 0);
+  for (const SimRecord& r : run(s, {lone(1000, 5, 1, 0), lone(1000, 5, 2, 0), lone(1000, 5, 3, 0)}).records)
+    EXPECT_EQ(r.arrival, 0);
   s.duration_seconds = 20;
   s.users = 1;
   EXPECT_EQ(run(s, {lone(1000, 5, 1, 0), lone(1000, 5, 2, 0), lone(1000, 5, 3, 0)}).summary.not_sent, 1);

@@ -7,8 +7,8 @@
 namespace k3::plan {
 namespace {
 
-constexpr int64_t kMostTokens = int64_t{1} << 30;   // of one request
-constexpr uint64_t kAnswers = uint64_t{1} << 63;    // ids of answers that nobody meets again
+constexpr int64_t kMostTokens = int64_t{1} << 30;  // of one request
+constexpr uint64_t kAnswers = uint64_t{1} << 63;   // ids of answers that nobody meets again
 
 // Finaliser of MurmurHash3: every bit of the input moves every bit of the output.
 uint64_t mix(uint64_t value) {
@@ -34,7 +34,8 @@ struct Chain {
 };
 
 // Keys of the blocks that end behind `keys`' last one and at most at `tokens`.
-Chain append_keys(std::span<const PromptPiece> pieces, int64_t block_tokens, int64_t tokens, std::vector<cache::BlockKey>* keys) {
+Chain append_keys(std::span<const PromptPiece> pieces, int64_t block_tokens, int64_t tokens,
+                  std::vector<cache::BlockKey>* keys) {
   Chain chain;
   for (const PromptPiece& piece : pieces) {
     const int64_t end = std::min(chain.tokens + piece.tokens, tokens);
@@ -57,14 +58,15 @@ int64_t common_tokens(std::span<const PromptPiece> a, std::span<const PromptPiec
   return tokens;
 }
 
-// The next turn begins with this turn's prompt and answer. The last piece of a prompt is the beginning of a block that has another
-// id once it is complete.
+// The next turn begins with this turn's prompt and answer. The last piece of a prompt is the beginning of a block that has
+// another id once it is complete.
 bool continues(const Workload& workload, const SimRequest& request) {
   if (!workload.answers_continue || request.next < 0) return false;
   const SimRequest& next = workload.requests[static_cast<size_t>(request.next)];
   if (next.input_tokens < request.input_tokens + request.output_tokens || next.pieces < request.pieces) return false;
   const auto a = workload.prompt(request), b = workload.prompt(next);
-  return std::equal(a.begin(), a.end() - 1, b.begin(), [](const auto& x, const auto& y) { return x.id == y.id && x.tokens == y.tokens; });
+  return std::equal(a.begin(), a.end() - 1, b.begin(),
+                    [](const auto& x, const auto& y) { return x.id == y.id && x.tokens == y.tokens; });
 }
 
 }  // namespace
@@ -81,8 +83,8 @@ Result<Workload> make_workload(const std::vector<PlannedRequest>& planned, bool 
   for (const PlannedRequest& p : planned) {
     const auto index = static_cast<int32_t>(out.requests.size());
     if (p.input_tokens > kMostTokens || p.output_tokens > kMostTokens) {
-      return fail(Code::invalid_argument, "request {}: {} input and {} output tokens; at most {}", index, p.input_tokens, p.output_tokens,
-                  kMostTokens);
+      return fail(Code::invalid_argument, "request {}: {} input and {} output tokens; at most {}", index, p.input_tokens,
+                  p.output_tokens, kMostTokens);
     }
     SimRequest& r = out.requests.emplace_back();
     r.at_seconds = p.at_s;

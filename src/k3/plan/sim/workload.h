@@ -4,7 +4,8 @@
 // Memory:   64 bytes a request, 16 a piece (of a trace: a block of 512 tokens).
 // Threads:  immutable once made.
 // Errors:   make_workload: invalid_argument for what a simulation cannot hold.
-// Source:   serving.md 3.1; format/trace/workload.h. A key stands for the content of its block and of all before it: equal pieces at
+// Source:   serving.md 3.1; format/trace/workload.h. A key stands for the content of its block and of all before it: equal
+// pieces at
 //           equal places give equal keys, whatever the size of the blocks.
 #pragma once
 
@@ -34,8 +35,8 @@ struct SimRequest {
 struct Workload {
   std::vector<SimRequest> requests;
   std::vector<PromptPiece> pieces;
-  // The next turn of a session holds the answer of this one (what a service sees). False: what stands in its place is another text
-  // (what a replay by the load generator sends), so that blocks of answers are never met again.
+  // The next turn of a session holds the answer of this one (what a service sees). False: what stands in its place is
+  // another text (what a replay by the load generator sends), so that blocks of answers are never met again.
   bool answers_continue = true;
 
   std::span<const PromptPiece> prompt(const SimRequest& request) const {

@@ -11,7 +11,9 @@ namespace {
 
 using testing::HasSubstr;
 
-std::vector<cache::BlockKey> keys(const Workload& w, int32_t index, int64_t block, int64_t tokens) { return block_keys(w, index, block, tokens); }
+std::vector<cache::BlockKey> keys(const Workload& w, int32_t index, int64_t block, int64_t tokens) {
+  return block_keys(w, index, block, tokens);
+}
 
 TEST(SimWorkload, EqualPrefixesHaveEqualKeysWhateverTheBlocks) {
   // The second prompt shares 2 blocks of 512, the third 1.
@@ -33,7 +35,8 @@ TEST(SimWorkload, EqualPrefixesHaveEqualKeysWhateverTheBlocks) {
   }
 }
 
-constexpr const char* kSession = R"({"timestamp":0,"input_length":700,"output_length":400,"hash_ids":[1,2],"session":3,"turn":0,"turn_end":1100}
+constexpr const char* kSession =
+    R"({"timestamp":0,"input_length":700,"output_length":400,"hash_ids":[1,2],"session":3,"turn":0,"turn_end":1100}
 {"timestamp":9,"input_length":1300,"output_length":10,"hash_ids":[1,5,6],"session":3,"turn":1,"turn_end":1310}
 )";
 
@@ -70,7 +73,8 @@ TEST(SimWorkload, PoliciesByName) {
   EXPECT_EQ(policy("end+2048").every_tokens, 2048);
   EXPECT_TRUE(policy("end+second+32768").second_sighting);
   EXPECT_EQ(policy("end+second+32768").every_tokens, 32768);
-  for (const char* name : {"", "end+", "end+second+", "second", "end+0", "end+-512", "end+x", "End", "end+second+second", "end+99999999999999999999"}) {
+  for (const char* name : {"", "end+", "end+second+", "second", "end+0", "end+-512", "end+x", "End", "end+second+second",
+                           "end+99999999999999999999"}) {
     EXPECT_FALSE(checkpoint_policy(name, 512).ok()) << name;
   }
   EXPECT_THAT(checkpoint_policy("end+1000", 512).error().message, HasSubstr("1000 is no multiple of the 512"));
@@ -81,7 +85,9 @@ TEST(SimWorkload, PoliciesByName) {
 
 TEST(SimWorkload, RecordingsNameWhatIsWrong) {
   const Workload w = test::workload_of(kSession);
-  const auto good = parse_recording(R"({"requests":[{"index":1,"input_tokens":1300,"start_s":2.5,"first_token_s":null,"end_s":4},{"index":0,"start_s":1}]})", w);
+  const auto good = parse_recording(
+      R"({"requests":[{"index":1,"input_tokens":1300,"start_s":2.5,"first_token_s":null,"end_s":4},{"index":0,"start_s":1}]})",
+      w);
   ASSERT_TRUE(good.ok());
   EXPECT_EQ((*good)[1].start_seconds, 2.5);
   EXPECT_EQ((*good)[1].first_token_seconds, -1);
@@ -90,7 +96,8 @@ TEST(SimWorkload, RecordingsNameWhatIsWrong) {
   EXPECT_THAT(message("[]"), HasSubstr("no list \"requests\""));
   EXPECT_THAT(message(R"({"requests":[{"index":7,"start_s":1}]})"), HasSubstr("requests[0]: index"));
   EXPECT_THAT(message(R"({"requests":[{"index":0,"input_tokens":5,"start_s":1}]})"), HasSubstr("the same cuts"));
-  EXPECT_THAT(message(R"({"requests":[{"index":0,"start_s":1},{"index":0,"start_s":1}]})"), HasSubstr("requests[1]: index: 0 comes twice"));
+  EXPECT_THAT(message(R"({"requests":[{"index":0,"start_s":1},{"index":0,"start_s":1}]})"),
+              HasSubstr("requests[1]: index: 0 comes twice"));
   EXPECT_THAT(message(R"({"requests":[{"index":0,"start_s":"x"}]})"), HasSubstr("start_s"));
 }
 
