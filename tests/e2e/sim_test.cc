@@ -131,6 +131,17 @@ TEST(Sim, PrefillAndDecodeApart) {
   EXPECT_EQ(slow.at("summary").at("ttft_s").at("p50"), quick.at("summary").at("ttft_s").at("p50"));
 }
 
+TEST(Sim, DecodeEnginesMayBeOthers) {
+  const Arguments alike = k3_sim("synthetic", {"-n", "2", "--output", "60", "--prefill", "1", "--decode", "1"});
+  const json root = simulated(with(alike, {"--decode-with", "--hw gb300 --gpus 8 --tp 8 --moe tp"}));
+  expect_all_done(root);
+  const std::string machine = root.at("settings").at("machine");
+  EXPECT_THAT(machine, HasSubstr("16 x H200-SXM, TP8 PP2; decode: 8 x GB300-NVL72, TP8"));
+  const auto p50 = [](const json& r, const char* what) { return r.at("summary").at(what).at("p50").get<double>(); };
+  EXPECT_NEAR(p50(root, "ttft_s"), p50(simulated(alike), "ttft_s"), 1e-9);
+  EXPECT_LT(p50(root, "tpot_s"), p50(simulated(alike), "tpot_s"));
+}
+
 TEST(Sim, TiersBringPrefixesBack) {
   const Arguments small = k3_sim(kAgents, {"--limit", "150", "--pool-bytes", "1GB", "--no-keep-idle"});
   const json without = simulated(small), with_host = simulated(with(small, {"--host-bytes", "100GB"}));
@@ -350,6 +361,9 @@ TEST(Sim, WrongUseIsNamed) {
       {with(synthetic, {"--fail", "0"}), 2, "--fail 0: not REPLICA@SECONDS"},
       {with(synthetic, {"--fail", "3@5"}), 2, "failure of replica 3 of 1"},
       {with(synthetic, {"--prefill", "2"}), 2, "--prefill and --decode are given together"},
+      {with(synthetic, {"--decode-with", "--tp 4"}), 2, "--decode-with is for --prefill and --decode"},
+      {with(synthetic, {"--prefill", "1", "--decode", "1", "--decode-with", "--gpus many"}), 2, "--decode-with: --gpus"},
+      {with(synthetic, {"--prefill", "1", "--decode", "1", "--decode-with", "--gpus 8"}), 6, "--decode-with: "},
       {with(synthetic, {"--sequential", "--replicas", "2"}), 2, "for one replica"},
       {with(synthetic, {"--loads", "1,x"}), 2, "--loads: 'x' is no number of users"},
       {with(synthetic, {"--sequential", "--loads", "1"}), 2, "have no load to change"},

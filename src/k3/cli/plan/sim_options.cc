@@ -181,6 +181,9 @@ void add_fleet(CLI::App& app, SimOptions& o) {
       ->check(CLI::IsMember({"affinity", "round-robin"}));
   g.number("--prefill", o.prefill, "P/D: prefill engines of a replica", 1, 4096);
   g.number("--decode", o.decode, "and decode engines", 1, 4096);
+  g.text("--decode-with", o.decode_with,
+         "Machine and layout of decode engines where they differ: options of k3 plan in quotes, as '--tp 4 --dp 4'",
+         "OPTIONS");
   g.real("--transfer-gbps", o.transfer_gbps, "GB/s out of a prefill engine (default: the network of its GPUs)", 1e-3, 1e6);
   g.real("--transfer-ms", o.transfer_ms, "Latency of a transfer (default 0)", 0, 1e6, "MS");
   g.list("--budget", o.budgets,

@@ -50,6 +50,7 @@ struct SimOptions {
   double remote_ms = 0, transfer_ms = 0;
 
   int64_t replicas = 1, prefill = 0, decode = 0;
+  std::string decode_with;  // options of k3 plan
   std::string routing = "affinity";
   std::vector<std::string> budgets, failures;
   std::optional<double> slo_ttft, slo_tpot_ms;

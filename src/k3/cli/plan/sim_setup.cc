@@ -140,11 +140,11 @@ Status set_engine(const SimOptions& o, const PlanSetup& setup, const plan::Workl
   return {};
 }
 
-Status set_shape(const SimOptions& o, const plan::Counts& counts, const plan::Layout& layout, plan::EngineSettings* e) {
+Status set_shape(const PlanOptions& o, const plan::Counts& counts, const plan::Layout& layout, plan::EngineSettings* e) {
   cache::CacheDtypes dtypes;
-  dtypes.state = o.plan.state == "bf16" ? DType::bf16 : DType::f32;
+  dtypes.state = o.state == "bf16" ? DType::bf16 : DType::f32;
   dtypes.conv = DType::bf16;
-  dtypes.latent = o.plan.latent == "f8_e4m3" ? DType::f8_e4m3 : DType::bf16;
+  dtypes.latent = o.latent == "f8_e4m3" ? DType::f8_e4m3 : DType::bf16;
   const int64_t width = (counts.cached_values() + layout.dcp - 1) / layout.dcp;
   const cache::LayerCounts layers{counts.mla_layers, counts.kda_layers, counts.state_values() / layout.tp,
                                   counts.conv_values() / layout.tp, width};
@@ -194,25 +194,50 @@ Status set_pool(const SimOptions& o, const plan::Workload& workload, const plan:
   return {};
 }
 
-Status set_costs(const SimOptions& o, const PlanSetup& setup, SimSetup* out) {
-  plan::SimScenario& s = out->scenario;
+// A machine's engine: its shape, pool, tiers and clock. Answers its layout.
+Result<plan::Layout> set_machine(const SimOptions& o, const PlanOptions& plan, const PlanSetup& setup,
+                                 const plan::Workload& workload, plan::EngineSettings* e) {
   const plan::Scenario& p = setup.scenario;
   K3_TRY_ASSIGN(const plan::Layout layout, layout_of(setup));
   const plan::Deployment deployment = plan::deployment_of(p, layout);
-  const plan::Capacity capacity = plan::capacity(deployment, static_cast<double>(s.engine.core.ctx_tokens));
+  const plan::Capacity capacity = plan::capacity(deployment, static_cast<double>(e->core.ctx_tokens));
   if (capacity.free_bytes <= 0 && !o.rule && !o.unbounded) {
     return fail(Code::exhausted,
                 "{} on {} x {} ({}): the weights leave no room ({} too little on a GPU); k3 plan says what would fit",
                 p.model, p.gpus, p.machine.hw.name, plan::layout_text(layout),
                 format_bytes(static_cast<int64_t>(-capacity.free_bytes)));
   }
-  K3_TRY(set_shape(o, p.counts, layout, &s.engine));
-  K3_TRY(set_pool(o, out->workload, layout, capacity.free_bytes, &s.engine));
+  K3_TRY(set_shape(plan, p.counts, layout, e));
+  K3_TRY(set_pool(o, workload, layout, capacity.free_bytes, e));
   const double share = p.machine.efficiency.link, stages = static_cast<double>(layout.pp);
-  s.engine.host_bytes_per_second =
+  e->host_bytes_per_second =
       o.host_gbps ? *o.host_gbps * kGiga * stages : p.machine.hw.host_bytes_per_second * share * stages;
-  s.engine.remote_bytes_per_second =
+  e->remote_bytes_per_second =
       o.remote_gbps ? *o.remote_gbps * kGiga * stages : p.machine.hw.network_bytes_per_second * share * stages;
+  K3_TRY_ASSIGN(e->clock, plan::CostClock::create(deployment, p.draft.tokens, p.draft.scheme));
+  return layout;
+}
+
+std::string machine_text(const PlanSetup& setup, const plan::Layout& layout) {
+  return fmt::format("{} x {}, {}", layout.gpus(), setup.scenario.machine.hw.name, plan::layout_text(layout));
+}
+
+// Options of k3 plan that decode engines have in place of the others.
+Result<PlanOptions> decode_options(const SimOptions& o, PlanOptions plan) {
+  plan.against = o.decode_with;
+  auto other = against_options(plan);
+  if (other.ok()) return other;
+  Error error = std::move(other).take_error();
+  constexpr std::string_view kOther = "--against: ";
+  if (error.message.starts_with(kOther)) error.message.erase(0, kOther.size());
+  return std::move(error).with_context("--decode-with");
+}
+
+Status set_costs(const SimOptions& o, const PlanOptions& plan, const PlanSetup& setup, SimSetup* out) {
+  plan::SimScenario& s = out->scenario;
+  const plan::Scenario& p = setup.scenario;
+  K3_TRY_ASSIGN(const plan::Layout layout, set_machine(o, plan, setup, out->workload, &s.engine));
+  const double share = p.machine.efficiency.link;
   s.transfer_bytes_per_second = o.transfer_gbps
                                     ? *o.transfer_gbps * kGiga
                                     : p.machine.hw.network_bytes_per_second * share * static_cast<double>(layout.gpus());
@@ -220,12 +245,24 @@ Status set_costs(const SimOptions& o, const PlanSetup& setup, SimSetup* out) {
   s.state_bytes = plan::fixed_bytes(p.counts, p.precision);
   s.latent_bytes_per_token = plan::cache_bytes_per_token(p.counts, p.precision);
   s.request_seconds = o.request_ms ? *o.request_ms / 1e3 : p.machine.efficiency.request_seconds;
-  K3_TRY_ASSIGN(s.engine.clock, plan::CostClock::create(deployment, p.draft.tokens, p.draft.scheme));
-  const int64_t engines = o.prefill > 0 ? o.prefill + o.decode : 1;
-  out->gpus = layout.gpus() * engines * s.replicas;
-  out->settings.emplace_back("machine",
-                             fmt::format("{} x {}, {}", layout.gpus(), p.machine.hw.name, plan::layout_text(layout)));
-  out->subtitle = fmt::format("{} on {} GPUs {} ({})", p.model, out->gpus, p.machine.hw.name, plan::layout_text(layout));
+  s.decode = s.engine;
+  int64_t gpus = layout.gpus();
+  std::string text = machine_text(setup, layout),
+              machines = fmt::format("{} ({})", p.machine.hw.name, plan::layout_text(layout));
+  if (o.prefill > 0 && !o.decode_with.empty()) {
+    K3_TRY_ASSIGN(const PlanOptions other, decode_options(o, plan));
+    K3_TRY_ASSIGN(const PlanSetup second, plan_setup(other));
+    auto decode = set_machine(o, other, second, out->workload, &s.decode);
+    if (!decode.ok()) return std::move(decode).take_error().with_context("--decode-with");
+    gpus = o.prefill * layout.gpus() + o.decode * decode->gpus();
+    text += "; decode: " + machine_text(second, *decode);
+    machines += fmt::format(" and {} ({})", second.scenario.machine.hw.name, plan::layout_text(*decode));
+  } else if (o.prefill > 0) {
+    gpus *= o.prefill + o.decode;
+  }
+  out->gpus = gpus * s.replicas;
+  out->settings.emplace_back("machine", text);
+  out->subtitle = fmt::format("{} on {} GPUs {}", p.model, out->gpus, machines);
   return {};
 }
 
@@ -234,12 +271,13 @@ Status set_measured(const SimOptions& o, const PlanSetup& setup, SimSetup* out) 
   K3_TRY_ASSIGN(const auto points, plan::read_points(o.clock));
   K3_TRY_ASSIGN(const auto clock, plan::FittedClock::fit(points, o.step_overhead_ms / 1e3).with_context(o.clock));
   s.engine.clock = clock;
-  K3_TRY(set_shape(o, setup.scenario.counts, {}, &s.engine));
+  K3_TRY(set_shape(o.plan, setup.scenario.counts, {}, &s.engine));
   K3_TRY(set_pool(o, out->workload, {}, 0, &s.engine));
   s.engine.host_bytes_per_second = o.host_gbps.value_or(0) * kGiga;
   s.engine.remote_bytes_per_second = o.remote_gbps.value_or(0) * kGiga;
   s.transfer_bytes_per_second = o.transfer_gbps.value_or(0) * kGiga;
   s.transfer_seconds = o.transfer_ms / 1e3;
+  s.decode = s.engine;
   s.state_bytes = plan::fixed_bytes(setup.scenario.counts, setup.scenario.precision);
   s.latent_bytes_per_token = plan::cache_bytes_per_token(setup.scenario.counts, setup.scenario.precision);
   s.request_seconds = o.request_ms.value_or(0) / 1e3;
@@ -344,12 +382,14 @@ Result<SimSetup> sim_setup(const SimOptions& o) {
   std::tie(p.input, p.output) = mean_lengths(out.workload);
   if (!o.clock.empty() && p.gpus == 0) p.gpus = 1;
   K3_TRY_ASSIGN(const PlanSetup setup, plan_setup(p));
+  if (!o.decode_with.empty() && (o.prefill == 0 || !o.clock.empty())) {
+    return fail(Code::invalid_argument, "--decode-with is for --prefill and --decode, timed by the cost model");
+  }
   if ((o.prefill > 0) != (o.decode > 0)) return fail(Code::invalid_argument, "--prefill and --decode are given together");
   s.replicas = static_cast<int32_t>(o.replicas);
   s.prefill_engines = static_cast<int32_t>(o.prefill), s.decode_engines = static_cast<int32_t>(o.decode);
   K3_TRY(set_engine(o, setup, out.workload, &s.engine));
-  K3_TRY(o.clock.empty() ? set_costs(o, setup, &out) : set_measured(o, setup, &out));
-  s.decode = s.engine;
+  K3_TRY(o.clock.empty() ? set_costs(o, p, setup, &out) : set_measured(o, setup, &out));
   K3_TRY(set_pacing(o, &out));
   s.routing = o.routing == "affinity" ? plan::Routing::affinity : plan::Routing::round_robin;
   for (const std::string& text : o.budgets) {

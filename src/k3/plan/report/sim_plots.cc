@@ -168,7 +168,7 @@ Plot policy_plot(const SimReport& r) {
   plot.y.max = std::min(1.0, best + (best - least) / 5);  // room for names
   if (*plot.y.max <= *plot.y.min) plot.y.min = 0, plot.y.max = 1;
   plot.series = {s};
-  plot.rules.push_back({false, best, "all blocks that match"});
+  plot.rules.push_back({false, best, ""});
   return plot;
 }
 
