@@ -23,10 +23,14 @@ bool EngineCore::begins_modelled(const Kept& kept, const Line& line) {
   return m.session >= 0 && kept.session == m.session && kept.size() <= m.continues_tokens;
 }
 
-// What another engine has computed and sent lies in the pages now; after a preemption it is gone, and computed here.
+// What another engine has computed and sent lies in the pages now; after a preemption it is gone, and computed here. An idle sequence
+// that goes on has pages for its own tokens only; where there are no more, what was sent is computed here as well.
 void EngineCore::receive(Line& line) {
   const int64_t arrived = line.job->request.modelled->arrived_tokens;
   if (line.resumed || arrived <= line.cached) return;
+  while (!cache_.grow(*line.sequence, arrived).ok()) {
+    if (!release_idle()) return;
+  }
   const auto blocks = static_cast<size_t>(arrived / options_.block_tokens);
   cache_.plan_checkpoints(*line.sequence, arrived);
   cache_.commit(*line.sequence, line.block_keys().first(blocks), {}, arrived);

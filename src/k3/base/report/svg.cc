@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
+#include <vector>
 
 #include "k3/base/check.h"
 #include "k3/base/report/svg_canvas.h"
@@ -198,13 +200,40 @@ void draw_rules(Canvas& c) {
   }
 }
 
+struct TextBox {
+  double left = 0, top = 0, right = 0, bottom = 0;
+  bool meets(const TextBox& o) const { return left < o.right && o.left < right && top < o.bottom && o.top < bottom; }
+};
+
+// Names stand beside their points where they meet neither another name nor a point, if there is such a place.
 void draw_marks(Canvas& c) {
+  constexpr double kRadius = 4.5, kHeight = 12;
+  constexpr std::pair<bool, double> kPlaces[] = {{false, -6}, {false, 14}, {true, -6}, {true, 14}, {false, -19}, {false, 27}, {true, -19}, {true, 27}};
+  std::vector<TextBox> taken;
   for (const Mark& mark : c.plot.marks) {
     if (!c.drawn(mark.x, mark.y)) continue;
     const double x = c.px(mark.x), y = c.py(mark.y);
-    const bool left = x + text_width(mark.label) + 10 > c.region.width;
-    c.out += fmt::format("<circle class=\"e\" cx=\"{}\" cy=\"{}\" r=\"4.5\"/>\n", pixels(x), pixels(y));
-    c.text(left ? x - 8 : x + 8, y < 14 ? y + 14 : y - 6, left ? "end" : "start", mark.label, kOver);
+    taken.push_back({x - kRadius, y - kRadius, x + kRadius, y + kRadius});
+    c.out += fmt::format("<circle class=\"e\" cx=\"{}\" cy=\"{}\" r=\"{}\"/>\n", pixels(x), pixels(y), kRadius);
+  }
+  for (const Mark& mark : c.plot.marks) {
+    if (!c.drawn(mark.x, mark.y)) continue;
+    const double x = c.px(mark.x), y = c.py(mark.y), width = text_width(mark.label);
+    const auto box = [&](bool left, double baseline) {
+      const double begin = left ? x - 8 - width : x + 8;
+      return TextBox{begin, baseline - kHeight + 2, begin + width, baseline + 2};
+    };
+    bool left = x + width + 10 > c.region.width;
+    double baseline = y < 14 ? y + 14 : y - 6;
+    for (const auto& [to_left, below] : kPlaces) {
+      const TextBox place = box(to_left, y + below);
+      const bool inside = place.left >= 0 && place.right <= c.region.width && place.top >= 0 && place.bottom <= c.region.height;
+      if (!inside || std::any_of(taken.begin(), taken.end(), [&](const TextBox& other) { return place.meets(other); })) continue;
+      left = to_left, baseline = y + below;
+      break;
+    }
+    taken.push_back(box(left, baseline));
+    c.text(left ? x - 8 : x + 8, baseline, left ? "end" : "start", mark.label, kOver);
   }
 }
 

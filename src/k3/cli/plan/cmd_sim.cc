@@ -1,10 +1,13 @@
 // k3 sim: options to a simulation, the tables, the files.
+#include <algorithm>
+#include <charconv>
 #include <cmath>
 
 #include "k3/base/file.h"
 #include "k3/base/progress.h"
 #include "k3/base/report/axis.h"
 #include "k3/base/units.h"
+#include "k3/base/utf8.h"
 #include "k3/cli/common.h"
 #include "k3/cli/plan/sim_setup.h"
 #include "k3/plan/report/sim_report.h"
@@ -18,6 +21,7 @@ using plan::SimSummary;
 using report::unit_text;
 
 constexpr int64_t kMostOtherBytes = int64_t{1} << 30;
+constexpr size_t kMostLoads = 64;
 
 std::string seconds_text(double value) { return std::isfinite(value) ? unit_text(value, Unit::seconds) : "-"; }
 
@@ -51,7 +55,7 @@ std::string tables(const SimSetup& setup, const plan::SimReport& report) {
   Table latency({"", "mean", "p50", "p90", "p95", "p99", "max"});
   latency_rows(latency, s);
   out += latency.text() + "\n";
-  const double output = s.seconds > 0 ? static_cast<double>(s.generated_tokens) / s.seconds : 0;
+  const double output = s.output_per_second();
   out += fmt::format("prompts      {} tokens, {:.2f} % skipped ({:.2f} % matched)\n", format_grouped(s.prompt_tokens), 100 * s.hit_ratio(), 100 * s.matched_ratio());
   out += fmt::format("output       {} tokens, {} a second{}\n", format_grouped(s.generated_tokens), unit_text(output, Unit::count),
                      setup.gpus > 0 ? fmt::format(", {} a second and GPU", unit_text(output / static_cast<double>(setup.gpus), Unit::count)) : "");
@@ -72,6 +76,53 @@ std::string tables(const SimSetup& setup, const plan::SimReport& report) {
     }
     out += "\n" + policies.text();
   }
+  if (!report.loads.empty()) {
+    Table loads({"load", "output/s", "TTFT p50", "TTFT p95", "TPOT p50", "TPOT p95", "skipped"});
+    for (const plan::LoadPoint& p : report.loads) {
+      loads.row({p.load, unit_text(p.summary.output_per_second(), Unit::count), seconds_text(p.summary.ttft.p50), seconds_text(p.summary.ttft.p95),
+                 seconds_text(p.summary.tpot.p50), seconds_text(p.summary.tpot.p95), fmt::format("{:.2f} %", 100 * p.summary.hit_ratio())});
+    }
+    out += "\n" + loads.text();
+  }
+  return out;
+}
+
+// The options of another load: of the same kind as the one that was asked for.
+struct Load {
+  std::string name;
+  SimOptions options;
+};
+
+Result<std::vector<Load>> loads_of(const SimOptions& o) {
+  std::vector<Load> out;
+  if (o.loads.empty()) return out;
+  if (o.sequential || o.rule || !o.recorded.empty() || !o.recorded_order.empty()) {
+    return fail(Code::invalid_argument, "--loads: one at a time and recorded requests have no load to change; give --users or --rate, or a trace's clock");
+  }
+  const bool users = o.users || (!o.rate && o.trace == kSynthetic);
+  for (size_t at = 0; at <= o.loads.size();) {
+    const size_t comma = std::min(o.loads.find(',', at), o.loads.size());
+    const std::string text = o.loads.substr(at, comma - at);
+    double value = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    const bool number = error == std::errc() && end == text.data() + text.size() && value >= 1e-3 && value <= 1e6;
+    if (!number || (users && value != std::floor(value))) {
+      return fail(Code::invalid_argument, "--loads: '{}' is no {} up to a million", utf8_repair(text), users ? "number of users" : "load from 0.001");
+    }
+    Load& load = out.emplace_back(Load{"", o});
+    if (users) {
+      load.options.users = static_cast<int64_t>(value);
+      load.name = fmt::format("{} user{}", *load.options.users, *load.options.users == 1 ? "" : "s");
+    } else if (o.rate) {
+      load.options.rate = value;
+      load.name = fmt::format("{}/s", value);
+    } else {
+      load.options.speed = value;
+      load.name = fmt::format("speed {}", value);
+    }
+    at = comma + 1;
+  }
+  if (out.size() > kMostLoads) return fail(Code::invalid_argument, "--loads: {} of them; at most {}", out.size(), kMostLoads);
   return out;
 }
 
@@ -113,9 +164,16 @@ Status sim_command(const SimOptions& o) {
     K3_TRY_ASSIGN(const plan::SimResult result, run_one(one, name.c_str()));
     policies.push_back({name, result.summary});
   }
+  K3_TRY_ASSIGN(const std::vector<Load> others, loads_of(o));
+  std::vector<plan::LoadPoint> loads;
+  for (const Load& load : others) {
+    K3_TRY_ASSIGN(const SimSetup one, sim_setup(load.options));
+    K3_TRY_ASSIGN(const plan::SimResult result, run_one(one, load.name.c_str()));
+    loads.push_back({load.name, result.summary});
+  }
   K3_TRY_ASSIGN(const plan::SimResult result, run_one(setup, "simulation"));
   const plan::SimReport report{fmt::format("Simulation: {}", setup.scenario.name), setup.subtitle, setup.settings, setup.scenario, setup.workload, result,
-                               std::move(policies), std::move(against)};
+                               setup.gpus, std::move(policies), std::move(loads), std::move(against)};
   print_out(o.json == "-" ? plan::sim_json(report) + "\n" : tables(setup, report));
   if (!setup.clock_note.empty()) note("k3: clock: " + setup.clock_note);
   if (!result.first_refusal.empty()) note("k3: refused: " + result.first_refusal);

@@ -90,6 +90,7 @@ void add_pacing(CLI::App& app, SimOptions& o) {
   g.real("-r,--rate", o.rate, "Open loop: requests, or sessions, arrive at random, X a second (Poisson)", 1e-6, 1e6)->excludes(sequential)->excludes(users);
   g.real("--think-ms", o.think_ms, "Pause of a user between answer and next request, where the trace tells none (default 0)", 0, kMostSeconds * 1e3, "MS");
   g.real("--speed", o.speed, "Runs a trace's clock and think times X times as fast (default 1)", 1e-3, 1e6);
+  g.text("--loads", o.loads, "Also runs the same requests with so many --users, at such a --rate or --speed, and compares: 1,4,16,64", "X,..");
   g.real("--duration", o.duration_s, "Start no request after S seconds", 0.001, kMostSeconds, "S");
   g.text("--recorded", o.recorded, "Start requests when a run of k3 loadgen started them: its --json, of the same trace and cuts", "FILE");
   g.text("--recorded-order", o.recorded_order, "Only the order of that run: a request starts once what had happened before has happened here", "FILE");
@@ -185,6 +186,7 @@ void add_sim_command(CLI::App& app, SimOptions& o, Status& status) {
       "Examples:\n"
       "  k3 sim k3 conversation_trace.jsonl --hw h200 --gpus 16 --html run.html\n"
       "  k3 sim k3 agent_sessions.jsonl --gpus 16 --policies all --html policies.html\n"
+      "  k3 sim k3 synthetic --users 16 --loads 1,4,16,64,256 --gpus 16 --slo-tpot 50 --html load.html\n"
       "  k3 sim k3 synthetic --turns 8 --rate 2 --shared-prefix 16384 --gpus 16 --replicas 4\n"
       "  k3 sim k3 trace.jsonl --gpus 16 --prefill 2 --decode 1 --slo-ttft 5 --slo-tpot 50\n"
       "  k3 sim models/k3-mini trace.jsonl --clock bench.json --scale 0.1 --users 4");

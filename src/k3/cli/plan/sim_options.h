@@ -34,6 +34,7 @@ struct SimOptions {
   std::optional<double> rate;
   double think_ms = 0, speed = 1, duration_s = 0;
   std::string recorded, recorded_order;
+  std::string loads;
 
   std::string clock;  // file of measured steps
   double step_overhead_ms = 0;

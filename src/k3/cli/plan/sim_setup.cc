@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <tuple>
+#include <utility>
 
 #include "k3/base/file.h"
 #include "k3/base/threads.h"
@@ -20,7 +22,6 @@
 namespace k3::cli {
 namespace {
 
-constexpr std::string_view kSynthetic = "synthetic";
 constexpr int64_t kGpuStepTokens = 8192, kCpuStepTokens = 512, kGpuRunning = 256, kCpuRunning = 32;
 constexpr int64_t kLargeState = int64_t{1} << 20;  // as the engine decides how long blocks are
 constexpr int64_t kMostRecordingBytes = int64_t{1} << 30;
@@ -99,6 +100,14 @@ Result<plan::Layout> layout_of(const PlanSetup& setup) {
   return answer.layouts[*answer.best].layout;
 }
 
+// What a layout is chosen for.
+std::pair<int64_t, int64_t> mean_lengths(const plan::Workload& workload) {
+  int64_t input = 0, output = 0;
+  for (const plan::SimRequest& r : workload.requests) input += r.input_tokens, output += r.output_tokens;
+  const auto count = static_cast<int64_t>(workload.requests.size());
+  return {std::max<int64_t>(1, input / count), std::max<int64_t>(1, output / count)};
+}
+
 // More pages than the requests can ever fill.
 int64_t endless_pages(const plan::Workload& workload, const plan::EngineSettings& e) {
   int64_t pages = 1 + e.shape.groups();
@@ -140,6 +149,7 @@ Status set_shape(const SimOptions& o, const plan::Counts& counts, const plan::La
   const int64_t width = (counts.cached_values() + layout.dcp - 1) / layout.dcp;
   const cache::LayerCounts layers{counts.mla_layers, counts.kda_layers, counts.state_values() / layout.tp, counts.conv_values() / layout.tp, width};
   K3_TRY_ASSIGN(e->shape, cache::make_shape(layers, dtypes, e->core.block_tokens));
+  e->ranks = layout.tp;
   return {};
 }
 
@@ -258,13 +268,13 @@ void add_settings(const SimOptions& o, const PlanSetup& setup, SimSetup* out) {
   const plan::EngineSettings& e = s.engine;
   const auto add = [&](const char* name, std::string value) { out->settings.emplace_back(name, std::move(value)); };
   add("model", setup.scenario.model);
-  add("requests", fmt::format("{} of {}", format_grouped(static_cast<int64_t>(out->workload.requests.size())), o.trace));
+  add("requests", fmt::format("{} of {}", format_grouped(static_cast<int64_t>(out->workload.requests.size())), o.trace.substr(o.trace.rfind('/') + 1)));
   add("arrivals", pacing_text(s));
   add("checkpoint policy", o.policy);
   add("pool of an engine", fmt::format("{} pages of {} tokens, {}", format_grouped(e.pool_bytes / e.shape.page_bytes), e.shape.page_tokens,
-                                       o.unbounded || o.rule ? "never full" : format_bytes(e.pool_bytes)));
-  if (e.host_bytes > 0) add("host tier", fmt::format("{}, {:.3g} GB/s", format_bytes(e.host_bytes), e.host_bytes_per_second / kGiga));
-  if (e.remote_bytes > 0) add("remote tier", fmt::format("{}, {:.3g} GB/s, {:.3g} ms", format_bytes(e.remote_bytes), e.remote_bytes_per_second / kGiga, 1e3 * e.remote_seconds));
+                                       o.unbounded || o.rule ? "never full" : format_bytes(e.pool_bytes * e.ranks)));
+  if (e.host_bytes > 0) add("host tier", fmt::format("{}, {:.3g} GB/s for a rank", format_bytes(e.host_bytes * e.ranks), e.host_bytes_per_second / kGiga));
+  if (e.remote_bytes > 0) add("remote tier", fmt::format("{}, {:.3g} GB/s for a rank, {:.3g} ms", format_bytes(e.remote_bytes * e.ranks), e.remote_bytes_per_second / kGiga, 1e3 * e.remote_seconds));
   add("engine", fmt::format("{} sequences, steps of {} tokens, context {}{}{}", e.core.max_running, e.core.step_tokens, e.core.ctx_tokens,
                             e.core.separate_phases ? ", prompts and decodes take turns" : "", e.core.keep_idle ? ", idle sequences kept" : ""));
   if (s.replicas > 1) add("replicas", fmt::format("{}, {}", s.replicas, o.routing));
@@ -275,7 +285,9 @@ void add_settings(const SimOptions& o, const PlanSetup& setup, SimSetup* out) {
   for (const std::string& budget : o.budgets) add("budget", budget);
   for (const std::string& failure : o.failures) add("failure", failure);
   if (s.slo_ttft_seconds > 0 || s.slo_tpot_seconds > 0) {
-    add("objective", fmt::format("TTFT {} s, TPOT {} ms", s.slo_ttft_seconds, 1e3 * s.slo_tpot_seconds));
+    const std::string ttft = s.slo_ttft_seconds > 0 ? fmt::format("TTFT {} s", s.slo_ttft_seconds) : "";
+    const std::string tpot = s.slo_tpot_seconds > 0 ? fmt::format("TPOT {} ms", 1e3 * s.slo_tpot_seconds) : "";
+    add("objective", ttft + (ttft.empty() || tpot.empty() ? "" : ", ") + tpot);
   }
 }
 
@@ -289,6 +301,7 @@ Result<SimSetup> sim_setup(const SimOptions& o) {
     K3_TRY_ASSIGN(out.workload, plan::make_workload(planned, !o.made_up_answers));
   }
   PlanOptions p = o.plan;
+  std::tie(p.input, p.output) = mean_lengths(out.workload);
   if (!o.clock.empty() && p.gpus == 0) p.gpus = 1;
   K3_TRY_ASSIGN(const PlanSetup setup, plan_setup(p));
   if ((o.prefill > 0) != (o.decode > 0)) return fail(Code::invalid_argument, "--prefill and --decode are given together");

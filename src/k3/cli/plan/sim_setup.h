@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -10,6 +11,8 @@
 #include "k3/plan/sim/workload.h"
 
 namespace k3::cli {
+
+inline constexpr std::string_view kSynthetic = "synthetic";  // in the place of a trace
 
 struct SimSetup {
   plan::Workload workload;

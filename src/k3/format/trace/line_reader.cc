@@ -1,18 +1,18 @@
 #include "k3/format/trace/line_reader.h"
 
-#include <algorithm>
+#include <span>
 
 namespace k3 {
 namespace {
 
-constexpr int64_t kReadBytes = int64_t{1} << 20;
+constexpr size_t kReadBytes = size_t{1} << 20;
 constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
 
 }  // namespace
 
 Result<LineReader> LineReader::open(const std::string& path) {
   LineReader reader(path);
-  K3_TRY_ASSIGN(reader.file_, File::open(path));
+  K3_TRY_ASSIGN(reader.file_, InputStream::open(path));
   return reader;
 }
 
@@ -27,18 +27,18 @@ std::string LineReader::place() const { return fmt::format("{}:{}", name_, line_
 Status LineReader::fill() {
   window_.erase(0, start_);
   start_ = 0;
-  const auto have = window_.size();
-  const int64_t bytes = std::min(kReadBytes, file_->size_bytes() - offset_);
-  window_.resize(have + static_cast<size_t>(bytes));
-  K3_TRY(file_->read_at(offset_, std::as_writable_bytes(std::span(window_).subspan(have))));
-  offset_ += bytes;
+  const size_t have = window_.size();
+  window_.resize(have + kReadBytes);
+  K3_TRY_ASSIGN(const size_t got, file_->read(std::span(window_).subspan(have)));
+  window_.resize(have + got);
+  if (got < kReadBytes) file_.reset();
   return {};
 }
 
 Result<std::optional<std::string_view>> LineReader::next() {
   size_t searched = start_;
   size_t end = window_.find('\n', searched);
-  while (end == std::string::npos && file_ && offset_ < file_->size_bytes()) {
+  while (end == std::string::npos && file_) {
     searched = window_.size() - start_;
     if (static_cast<int64_t>(searched) > kMaxLineBytes) {
       return fail(Code::corrupt, "{}:{}: a line longer than {} MiB", name_, line_ + 1, kMaxLineBytes >> 20);

@@ -1,9 +1,9 @@
-// Purpose:  a text file (or a text in memory) line by line, in constant memory.
+// Purpose:  a text file (packed by zstd or not) or a text in memory, line by line, in constant memory.
 // Shapes:   none.
 // Units:    bytes; lines are counted from 1.
 // Memory:   one window of the file; a line is valid until the next call.
 // Threads:  one at a time.
-// Errors:   corrupt for a line longer than kMaxLineBytes, with file and line; what File says otherwise.
+// Errors:   corrupt for a line longer than kMaxLineBytes, with file and line; what InputStream says otherwise.
 // Source:   architecture.md 8 (messages name file and place).
 #pragma once
 
@@ -12,8 +12,8 @@
 #include <string>
 #include <string_view>
 
-#include "k3/base/file.h"
 #include "k3/base/result.h"
+#include "k3/base/stream/input_stream.h"
 
 namespace k3 {
 
@@ -39,10 +39,9 @@ class LineReader {
   Status fill();
 
   std::string name_;
-  std::optional<File> file_;  // nothing: the whole text is in window_
+  std::optional<InputStream> file_;  // nothing: the whole text, or its end, is in window_
   std::string window_;
-  size_t start_ = 0;    // of the next line in window_
-  int64_t offset_ = 0;  // of the end of window_ in the file
+  size_t start_ = 0;  // of the next line in window_
   int64_t line_ = 0;
 };
 

@@ -4,6 +4,7 @@
 #include "k3/base/report/axis.h"
 #include "k3/base/report/html_report.h"
 #include "k3/base/units.h"
+#include "k3/plan/report/sim_plots.h"
 #include "k3/plan/report/sim_report.h"
 
 namespace k3::plan {
@@ -12,148 +13,6 @@ namespace {
 using report::unit_text;
 
 constexpr size_t kMostRows = 200;  // of the table of requests
-constexpr int kMain = 0, kBad = 1, kSecond = 2, kThird = 4, kFourth = 5, kGrey = 6;
-
-Series series(Series::Kind kind, std::string name, int colour, bool stepped = true) {
-  Series out;
-  out.kind = kind;
-  out.name = std::move(name);
-  out.colour = colour;
-  out.stepped = stepped;
-  return out;
-}
-
-Plot timeline(const SimResult& result, std::string title, std::string label, Unit unit) {
-  Plot plot;
-  plot.title = std::move(title);
-  plot.x.label = "time";
-  plot.x.unit = Unit::seconds;
-  plot.x.min = 0;
-  plot.x.max = std::max(1e-3, static_cast<double>(result.series.samples().size()) * result.series.step_seconds());
-  plot.y.label = std::move(label);
-  plot.y.unit = unit;
-  plot.y.from_zero = true;
-  return plot;
-}
-
-template <class Value>
-void fill(Series& s, const SimResult& result, Value value) {
-  const auto& samples = result.series.samples();
-  for (size_t i = 0; i < samples.size(); ++i) {
-    s.x.push_back(static_cast<double>(i) * result.series.step_seconds());
-    s.y.push_back(static_cast<double>(value(samples[i], i > 0 ? samples[i - 1] : SimSample{})));
-  }
-}
-
-Plot load_plot(const SimReport& r) {
-  Plot plot = timeline(r.result, "Requests", "requests", Unit::number);
-  plot.wide = true;
-  Series queued = series(Series::Kind::line, "waiting", kBad), running = series(Series::Kind::line, "running", kMain);
-  fill(queued, r.result, [](const SimSample& s, const SimSample&) { return s.queued; });
-  fill(running, r.result, [](const SimSample& s, const SimSample&) { return s.running; });
-  plot.series = {queued, running};
-  if (!r.against) return plot;
-  const auto other = [&](const char* name, const std::vector<double>& values, int colour) {
-    Series s = series(Series::Kind::line, r.against->name + ": " + name, colour);
-    s.dashed = true;
-    for (size_t i = 0; i < values.size(); ++i) s.x.push_back(static_cast<double>(i) * r.against->series_step), s.y.push_back(values[i]);
-    if (!values.empty()) plot.x.max = std::max(*plot.x.max, s.x.back());
-    plot.series.push_back(std::move(s));
-  };
-  other("waiting", r.against->queued, kThird);
-  other("running", r.against->running, kSecond);
-  return plot;
-}
-
-Plot pool_plot(const SimReport& r) {
-  Plot plot = timeline(r.result, "The pool: latents and KDA states, in use and cached", "pages", Unit::count);
-  plot.wide = true;
-  const auto add = [&](const char* name, int colour, int64_t SimSample::*member) {
-    Series s = series(Series::Kind::area, name, colour);
-    fill(s, r.result, [&](const SimSample& sample, const SimSample&) { return sample.*member; });
-    plot.series.push_back(std::move(s));
-  };
-  add("latents in use", kMain, &SimSample::running_mla);
-  add("latents cached", kSecond, &SimSample::cached_mla);
-  add("states in use", kBad, &SimSample::running_kda);
-  add("checkpoints", kThird, &SimSample::cached_kda);
-  add("free", kGrey, &SimSample::free);
-  return plot;
-}
-
-Plot hit_plot(const SimReport& r) {
-  Plot plot = timeline(r.result, "Prompt tokens from the cache", "share of the prompts admitted", Unit::percent);
-  plot.y.min = 0, plot.y.max = 1;
-  Series now = series(Series::Kind::line, "in each interval", kSecond), all = series(Series::Kind::line, "since the start", kMain, false);
-  const auto share = [](int64_t hit, int64_t prompt) { return prompt > 0 ? static_cast<double>(hit) / static_cast<double>(prompt) : NAN; };
-  fill(now, r.result, [&](const SimSample& s, const SimSample& before) {
-    return share(s.hit_tokens - before.hit_tokens, s.prompt_tokens - before.prompt_tokens);
-  });
-  fill(all, r.result, [&](const SimSample& s, const SimSample&) { return share(s.hit_tokens, s.prompt_tokens); });
-  plot.series = {now, all};
-  return plot;
-}
-
-Plot eviction_plot(const SimReport& r) {
-  Plot plot = timeline(r.result, "Evictions", "a second", Unit::count);
-  const double step = r.result.series.step_seconds();
-  Series pages = series(Series::Kind::line, "pages of latents", kMain), states = series(Series::Kind::line, "checkpoints", kThird);
-  fill(pages, r.result, [&](const SimSample& s, const SimSample& before) { return static_cast<double>(s.evicted_pages - before.evicted_pages) / step; });
-  fill(states, r.result,
-       [&](const SimSample& s, const SimSample& before) { return static_cast<double>(s.evicted_checkpoints - before.evicted_checkpoints) / step; });
-  plot.series = {pages, states};
-  return plot;
-}
-
-Plot distribution(const SimReport& r, std::string title, const std::vector<double>& mine, const std::vector<double>* other, double slo) {
-  Plot plot;
-  plot.title = std::move(title);
-  plot.x.unit = Unit::seconds;
-  plot.x.label = "at most";
-  plot.x.log = true;
-  plot.y.unit = Unit::percent;
-  plot.y.label = "share of requests";
-  plot.y.min = 0, plot.y.max = 1;
-  const auto add = [&](const std::string& name, const std::vector<double>& values, int colour, bool dashed) {
-    if (values.empty()) return;
-    Series s = series(Series::Kind::line, name, colour, false);
-    s.dashed = dashed;
-    for (size_t i = 0; i < values.size(); ++i) {
-      s.x.push_back(std::max(values[i], 1e-6));
-      s.y.push_back(static_cast<double>(i) / static_cast<double>(values.size() - 1));
-    }
-    plot.series.push_back(std::move(s));
-  };
-  add(other != nullptr ? r.result.name : std::string(), mine, kMain, false);
-  if (other != nullptr) add(r.against->name, *other, kBad, true);
-  if (slo > 0) plot.rules.push_back({true, slo, "objective"});
-  return plot;
-}
-
-Plot frontier(const SimReport& r) {
-  Plot plot;
-  plot.title = "Checkpoint policies";
-  plot.note = "Tokens that need not be computed against what the checkpoints take at their most. The dashed line: what the latents alone would allow.";
-  plot.wide = true;
-  plot.x.label = "bytes of checkpoints, at most at once";
-  plot.x.unit = Unit::bytes;
-  plot.x.log = true;
-  plot.y.label = "prompt tokens skipped";
-  plot.y.unit = Unit::percent;
-  Series s = series(Series::Kind::scatter, "", kMain);
-  double best = 0;
-  for (const PolicyPoint& point : r.policies) {
-    const double bytes = std::max(1.0, point.summary.checkpoint_bytes), hit = point.summary.hit_ratio();
-    s.x.push_back(bytes);
-    s.y.push_back(hit);
-    s.labels.push_back(fmt::format("{}: {:.2f} %, {}", point.policy, 100 * hit, unit_text(bytes, Unit::bytes)));
-    plot.marks.push_back({bytes, hit, point.policy});
-    best = std::max(best, point.summary.matched_ratio());
-  }
-  plot.series = {s};
-  plot.rules.push_back({false, best, "all blocks that match"});
-  return plot;
-}
 
 std::string seconds_text(double value) { return std::isfinite(value) ? unit_text(value, Unit::seconds) : "-"; }
 std::string percent_text(double value) { return unit_text(value, Unit::percent); }
@@ -165,7 +24,7 @@ void add_tiles(HtmlReport& page, const SimReport& r) {
       {"TTFT p50", seconds_text(s.ttft.p50), "p95 " + seconds_text(s.ttft.p95)},
       {"TPOT p50", seconds_text(s.tpot.p50), "p95 " + seconds_text(s.tpot.p95)},
       {"prompt tokens skipped", percent_text(s.hit_ratio()), "blocks matched " + percent_text(s.matched_ratio())},
-      {"output tokens/s", unit_text(s.seconds > 0 ? static_cast<double>(s.generated_tokens) / s.seconds : 0, Unit::count),
+      {"output tokens/s", unit_text(s.output_per_second(), Unit::count),
        fmt::format("{} a request", unit_text(s.done > 0 ? static_cast<double>(s.generated_tokens) / static_cast<double>(s.done) : 0, Unit::count))},
       {"preemptions", format_grouped(s.preemptions), fmt::format("{} evictions", unit_text(static_cast<double>(s.cache.evicted_pages + s.cache.evicted_checkpoints), Unit::count))}};
   if (r.scenario.slo_ttft_seconds > 0 || r.scenario.slo_tpot_seconds > 0) {
@@ -217,6 +76,19 @@ ReportTable policy_table(const SimReport& r) {
   return table;
 }
 
+ReportTable load_table(const SimReport& r) {
+  ReportTable table;
+  table.title = "The same requests at rising load";
+  table.header = {"load", "output tokens/s", "TTFT p50", "TTFT p95", "TPOT p50", "TPOT p95", "skipped", "in the objective"};
+  for (const LoadPoint& p : r.loads) {
+    const SimSummary& s = p.summary;
+    table.rows.push_back({p.load, unit_text(s.output_per_second(), Unit::count), seconds_text(s.ttft.p50), seconds_text(s.ttft.p95), seconds_text(s.tpot.p50),
+                          seconds_text(s.tpot.p95), percent_text(s.hit_ratio()),
+                          percent_text(s.requests > 0 ? static_cast<double>(s.within_slo) / static_cast<double>(s.requests) : 0)});
+  }
+  return table;
+}
+
 ReportTable against_table(const SimDigest& a, const SimDigest& b) {
   ReportTable table;
   table.title = "Two scenarios";
@@ -263,16 +135,21 @@ ReportTable request_table(const SimReport& r) {
 
 std::string sim_html(const SimReport& r) {
   HtmlReport page(r.title, r.subtitle);
-  const SimDigest digest = digest_of(r.result);
+  const SimDigest digest = digest_of(r);
   add_tiles(page, r);
   if (r.against) {
     page.heading("Comparison");
     page.table(against_table(digest, *r.against));
   }
   page.heading("Latency");
-  page.plot(distribution(r, "Time to the first token", digest.ttft, r.against ? &r.against->ttft : nullptr, r.scenario.slo_ttft_seconds));
-  page.plot(distribution(r, "Time for each further token", digest.tpot, r.against ? &r.against->tpot : nullptr, r.scenario.slo_tpot_seconds));
+  page.plot(latency_plot(r, "Time to the first token", &SimDigest::ttft, r.scenario.slo_ttft_seconds));
+  page.plot(latency_plot(r, "Time for each further token", &SimDigest::tpot, r.scenario.slo_tpot_seconds));
   page.table(latency_table(r.result.summary));
+  if (!r.loads.empty()) {
+    page.heading("Load");
+    page.plot(load_curve(r));
+    page.table(load_table(r));
+  }
   page.heading("Over time");
   page.plot(load_plot(r));
   page.plot(pool_plot(r));
@@ -281,7 +158,7 @@ std::string sim_html(const SimReport& r) {
   page.heading("Prefix cache");
   page.table(reason_table(r.result.summary));
   if (!r.policies.empty()) {
-    page.plot(frontier(r));
+    page.plot(policy_plot(r));
     page.table(policy_table(r));
   }
   page.heading("Requests");

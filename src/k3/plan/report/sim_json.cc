@@ -9,6 +9,7 @@ namespace k3::plan {
 namespace {
 
 constexpr int kQuantiles = 101;
+constexpr size_t kMostLoads = 64;
 
 std::vector<double> quantiles_of(std::vector<double> values) {
   std::vector<double> out;
@@ -90,12 +91,13 @@ void write_request(JsonWriter& w, const SimReport& report, size_t i) {
 
 }  // namespace
 
-SimDigest digest_of(const SimResult& result) {
+SimDigest digest_of(const SimReport& report) {
   SimDigest d;
+  const SimResult& result = report.result;
   const SimSummary& s = result.summary;
   d.name = result.name;
   d.hit_ratio = s.hit_ratio(), d.seconds = s.seconds, d.goodput_per_second = s.goodput_per_second();
-  d.output_per_second = s.seconds > 0 ? static_cast<double>(s.generated_tokens) / s.seconds : 0;
+  d.output_per_second = s.output_per_second();
   d.done = s.done, d.preemptions = s.preemptions;
   std::vector<double> ttft, tpot;
   for (const SimRecord& r : result.records) {
@@ -110,12 +112,22 @@ SimDigest digest_of(const SimResult& result) {
     d.queued.push_back(static_cast<double>(sample.queued));
     d.running.push_back(static_cast<double>(sample.running));
   }
+  const double ttft_slo = report.scenario.slo_ttft_seconds, tpot_slo = report.scenario.slo_tpot_seconds;
+  for (const LoadPoint& point : report.loads) {
+    const SimSummary& p = point.summary;
+    LoadDigest& load = d.loads.emplace_back();
+    load.load = point.load;
+    load.user_tokens_per_second = p.tpot.count > 0 && p.tpot.p50 > 0 ? 1 / p.tpot.p50 : 0;
+    load.output_per_second = p.output_per_second() / static_cast<double>(std::max<int64_t>(1, report.gpus));
+    load.ttft_p95 = p.ttft.p95;
+    load.meets = (ttft_slo <= 0 || p.ttft.p95 <= ttft_slo) && (tpot_slo <= 0 || p.tpot.p95 <= tpot_slo);
+  }
   return d;
 }
 
 std::string sim_json(const SimReport& report) {
   JsonWriter w;
-  const SimDigest digest = digest_of(report.result);
+  const SimDigest digest = digest_of(report);
   w.begin_object().field("name", report.result.name).key("settings").begin_object();
   for (const auto& [name, value] : report.settings) w.field(name, value);
   w.end_object().key("summary");
@@ -128,6 +140,17 @@ std::string sim_json(const SimReport& report) {
     for (const PolicyPoint& point : report.policies) {
       w.begin_object().field("policy", point.policy).key("summary");
       write_summary(w, point.summary);
+      w.end_object();
+    }
+    w.end_array();
+  }
+  if (!report.loads.empty()) {
+    w.key("loads").begin_array();
+    for (size_t i = 0; i < report.loads.size(); ++i) {
+      const LoadDigest& load = digest.loads[i];
+      w.begin_object().field("load", load.load).field("user_tokens_per_second", load.user_tokens_per_second);
+      w.field("output_per_second_gpu", load.output_per_second).field("ttft_p95_s", load.ttft_p95).field("meets", load.meets).key("summary");
+      write_summary(w, report.loads[i].summary);
       w.end_object();
     }
     w.end_array();
@@ -224,6 +247,20 @@ Result<SimDigest> parse_other(std::string_view json) {
   d.queued = f.list("series.queued", SimSeries::kMostSamples);
   d.running = f.list("series.running", SimSeries::kMostSamples);
   if (!f.status.ok()) return Error(f.status.error());
+  const JsonNode* loads = root.find("loads");
+  if (loads == nullptr) return d;
+  if (!loads->is_array() || loads->items.size() > kMostLoads) return fail(Code::invalid_argument, "loads: {} that is not what k3 sim writes", json_kind_name(loads->kind));
+  for (const JsonNode& node : loads->items) {
+    Fields one(node);
+    LoadDigest& load = d.loads.emplace_back();
+    if (const JsonNode* name = one.find("load"); name != nullptr && name->is_string()) load.load = name->text;
+    load.user_tokens_per_second = one.number("user_tokens_per_second");
+    load.output_per_second = one.number("output_per_second_gpu");
+    load.ttft_p95 = one.number("ttft_p95_s");
+    const JsonNode* meets = one.find("meets");
+    load.meets = meets == nullptr || !meets->is_boolean() || meets->flag;
+    if (!one.status.ok()) return Error(one.status.error()).with_context("loads");
+  }
   return d;
 }
 

@@ -18,6 +18,15 @@
 
 namespace k3::plan {
 
+// Of a run at some load.
+struct LoadDigest {
+  std::string load;
+  double user_tokens_per_second = 0;  // 1 / TPOT p50; 0: no TPOT
+  double output_per_second = 0;       // of a GPU where their number is known
+  double ttft_p95 = 0;
+  bool meets = true;  // the objective, in p95
+};
+
 // What a comparison needs of a run.
 struct SimDigest {
   std::string name;
@@ -26,13 +35,19 @@ struct SimDigest {
   std::vector<double> ttft, tpot;  // quantiles in percent steps; empty: none
   double series_step = 0;
   std::vector<double> queued, running;
+  std::vector<LoadDigest> loads;
 };
-SimDigest digest_of(const SimResult& result);
 Result<SimDigest> parse_other(std::string_view json);
 
 // One checkpoint policy of several on the same requests.
 struct PolicyPoint {
   std::string policy;
+  SimSummary summary;
+};
+
+// One load of several with the same requests: "8 users".
+struct LoadPoint {
+  std::string load;
   SimSummary summary;
 };
 
@@ -42,9 +57,12 @@ struct SimReport {
   const SimScenario& scenario;
   const Workload& workload;
   const SimResult& result;
+  int64_t gpus = 0;  // of the fleet; 0: steps as measured, no such number
   std::vector<PolicyPoint> policies;
+  std::vector<LoadPoint> loads;
   std::optional<SimDigest> against;
 };
+SimDigest digest_of(const SimReport& report);
 
 inline constexpr size_t kMostJsonRequests = 100'000;  // a longer list is left out: --csv has them all
 

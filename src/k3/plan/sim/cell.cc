@@ -26,8 +26,10 @@ Status Cell::open() {
 
 void Cell::start_at(int32_t index, double seconds) {
   if (scenario_.duration_seconds > 0 && seconds >= scenario_.duration_seconds) return;
-  events_.push({seconds + scenario_.request_seconds, index, false});
+  restart_at(index, seconds);
 }
+
+void Cell::restart_at(int32_t index, double seconds) { events_.push({seconds + scenario_.request_seconds, index, false}); }
 
 void Cell::start_users(int64_t users) {
   for (; users > 0 && !line_.empty(); --users) {
@@ -164,7 +166,7 @@ Request Cell::make_request(SimEngine& engine, int32_t index) {
   modelled->prompt_tokens = r.input_tokens + (decode ? 1 : 0);
   modelled->arrived_tokens = decode ? r.input_tokens : 0;
   if (r.session >= 0) {
-    modelled->session = r.session;
+    modelled->session = r.chain;
     modelled->continues_tokens = continued_tokens(workload_, index);
   }
   Request out;
@@ -193,8 +195,9 @@ void Cell::submit(SimEngine& engine, int32_t index) {
 
 void Cell::admitted(SimEngine& engine, int32_t index, const Admitted& found) {
   SimRecord& r = record(index);
-  r.fetched_bytes += found.fetched_bytes;
+  r.fetched_bytes += found.fetched_bytes * engine.settings().ranks;
   if (engine.role() == SimEngine::Role::decode) return;
+  engine.count(found);
   if (r.admitted < 0) r.admitted = engine.now();
   r.cached = static_cast<int32_t>(found.cached_tokens);
   r.matched = static_cast<int32_t>(found.matched_tokens);
@@ -288,6 +291,7 @@ Result<std::vector<Cell::Orphan>> Cell::fail(double seconds, double back) {
   std::vector<Orphan> orphans;
   const auto orphan = [&](int32_t index, double at) {
     orphans.push_back({index, at, false});
+    record(index).lost_tokens += std::exchange(record(index).generated, 0);  // of its prefill engine
     ++record(index).restarts;
   };
   for (const auto& engine : engines_) {
@@ -306,10 +310,9 @@ Result<std::vector<Cell::Orphan>> Cell::fail(double seconds, double back) {
   for (; !events_.empty(); events_.pop()) {
     const Event& event = events_.top();
     if (event.handed_over) {
-      record(event.request).lost_tokens += std::exchange(record(event.request).generated, 0);
       orphan(event.request, seconds);
     } else if (event.seconds < back) {
-      orphans.push_back({event.request, event.seconds, false});
+      orphans.push_back({event.request, event.seconds - scenario_.request_seconds, false});
     } else {
       kept.push_back(event);
     }

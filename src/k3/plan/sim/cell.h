@@ -25,7 +25,8 @@ class Cell {
        std::vector<SimRecord>& records);
 
   Status open();
-  void start_at(int32_t request, double seconds);
+  void start_at(int32_t request, double seconds);    // unless the duration is over then
+  void restart_at(int32_t request, double seconds);  // had started, or was to, on another replica
   void line_up(int32_t request) { line_.push_back(request); }  // closed loops
   void start_users(int64_t users);                             // that many begin with what stands in line
   void follow_recording();                                     // SimPacing::recorded_order

@@ -16,16 +16,32 @@ Result<std::shared_ptr<const CostClock>> CostClock::create(const Deployment& dep
   return std::shared_ptr<const CostClock>(new CostClock(deployment, draft_tokens, scheme));
 }
 
+namespace {
+
+std::vector<PrefillSequence> prompts_of(std::span<const StepPart> parts) {
+  std::vector<PrefillSequence> out;
+  for (const StepPart& part : parts) {
+    if (!part.decode) out.push_back({part.new_tokens, part.history_tokens});
+  }
+  return out;
+}
+
+}  // namespace
+
+double CostClock::fill_seconds(std::span<const StepPart> parts) const {
+  const std::vector<PrefillSequence> prompts = deployment_.layout.pp > 1 ? prompts_of(parts) : std::vector<PrefillSequence>{};
+  if (prompts.empty()) return 0;
+  int64_t tokens = 0;
+  for (const PrefillSequence& prompt : prompts) tokens += prompt.new_tokens;
+  const PrefillTime time = prefill_time(deployment_, {prompts, std::max<int64_t>(1, tokens / kPipelineChunkTokens)});
+  return std::max(0.0, time.latency_seconds - time.seconds);
+}
+
 double CostClock::step_seconds(std::span<const StepPart> parts) const {
   int64_t decodes = 0, history = 0;
-  std::vector<PrefillSequence> prompts;
   for (const StepPart& part : parts) {
-    if (part.decode) {
-      ++decodes;
-      history += part.history_tokens;
-    } else {
-      prompts.push_back({part.new_tokens, part.history_tokens});
-    }
+    decodes += part.decode ? 1 : 0;
+    history += part.decode ? part.history_tokens : 0;
   }
   double seconds = 0;
   if (decodes > 0) {
@@ -36,7 +52,8 @@ double CostClock::step_seconds(std::span<const StepPart> parts) const {
     batch.scheme = scheme_;
     seconds += decode_step(deployment_, batch).seconds;
   }
-  if (!prompts.empty()) {
+  if (decodes < static_cast<int64_t>(parts.size())) {
+    const std::vector<PrefillSequence> prompts = prompts_of(parts);
     const PrefillTime time = prefill_time(deployment_, {prompts, 1});
     seconds += deployment_.layout.pp > 1 ? time.seconds : time.latency_seconds;
   }

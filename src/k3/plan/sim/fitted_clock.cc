@@ -10,7 +10,7 @@
 namespace k3::plan {
 namespace {
 
-constexpr double kLeastSeconds = 1e-9;
+constexpr double kLeastSeconds = 1e-9, kMostSeconds = 1e9;  // of a step
 constexpr int64_t kMostTokens = int64_t{1} << 40;
 constexpr int64_t kMostFileBytes = int64_t{64} << 20;
 
@@ -133,7 +133,7 @@ Result<std::shared_ptr<const FittedClock>> FittedClock::fit(const std::vector<St
     for (size_t i = 0; i < kFeatures; ++i) scale[i] = std::max(scale[i], f[i]);
   }
   for (const StepPoint& p : points) {
-    const bool sound = std::isfinite(p.seconds) && p.seconds > 0 && p.decode_rows >= 0 && p.decode_history_tokens >= 0 && p.prompts >= 0 &&
+    const bool sound = p.seconds >= kLeastSeconds && p.seconds <= kMostSeconds && p.decode_rows >= 0 && p.decode_history_tokens >= 0 && p.prompts >= 0 &&
                        p.new_tokens >= 0 && p.key_pairs >= 0 && std::isfinite(p.key_pairs) && p.decode_rows + p.new_tokens > 0;
     if (!sound) {
       return fail(Code::invalid_argument, "point {}: {} decode rows and {} new tokens in {} s are no step", &p - points.data(), p.decode_rows,

@@ -49,25 +49,29 @@ class Fleet {
  private:
   bool up(size_t cell, double seconds) const { return seconds >= down_[cell]; }
 
-  // Among the replicas that are up then; -1: there is none.
-  int32_t place(int32_t index, double seconds) {
+  // Among the first `count` replicas, of those that are up then; -1: there is none.
+  int32_t place(int32_t index, double seconds, size_t count) {
     if (scenario_.routing == Routing::round_robin) {
-      for (size_t tried = 0; tried < cells_.size(); ++tried) {
-        const size_t cell = next_++ % cells_.size();
+      for (size_t tried = 0; tried < count; ++tried) {
+        const size_t cell = next_++ % count;
         if (up(cell, seconds)) return static_cast<int32_t>(cell);
       }
       return -1;
     }
     int32_t best = -1;
     uint64_t best_weight = 0;
-    for (size_t cell = 0; cell < cells_.size(); ++cell) {
+    for (size_t cell = 0; cell < count; ++cell) {
       const uint64_t weight = mix(affinity_[static_cast<size_t>(index)] + mix(cell + 1));
       if (up(cell, seconds) && (best < 0 || weight > best_weight)) best = static_cast<int32_t>(cell), best_weight = weight;
     }
     return best;
   }
 
-  Cell& home(int32_t index) { return *cells_[static_cast<size_t>(place(index, 0))]; }
+  // Users belong to a replica, so of fewer users than replicas some replicas have nobody to do their work.
+  Cell& home(int32_t index) {
+    const size_t manned = scenario_.pacing == SimPacing::users ? std::min(cells_.size(), static_cast<size_t>(scenario_.users)) : cells_.size();
+    return *cells_[static_cast<size_t>(place(index, 0, manned))];
+  }
 
   void place_all() {
     const SimPacing pacing = scenario_.pacing;
@@ -114,20 +118,23 @@ class Fleet {
     const double back = failure.at_seconds + failure.repair_seconds;
     down_[failed] = back;
     K3_TRY_ASSIGN(const std::vector<Cell::Orphan> orphans, cells_[failed]->fail(failure.at_seconds, back));
+    std::vector<size_t> users_at;  // where those went on who take what stands in line
     for (const Cell::Orphan& orphan : orphans) {
+      if (orphan.in_line) continue;
       double seconds = orphan.seconds;
-      int32_t cell = place(orphan.request, seconds);
+      int32_t cell = place(orphan.request, seconds, cells_.size());
       if (cell < 0) {  // nobody is up: it waits for the first that comes back
         seconds = *std::ranges::min_element(down_);
         if (!std::isfinite(seconds)) continue;
-        cell = place(orphan.request, seconds);
+        cell = place(orphan.request, seconds, cells_.size());
       }
-      Cell& target = *cells_[static_cast<size_t>(cell)];
-      if (orphan.in_line) {
-        target.line_up(orphan.request);
-      } else {
-        target.start_at(orphan.request, seconds);
-      }
+      cells_[static_cast<size_t>(cell)]->restart_at(orphan.request, seconds);
+      users_at.push_back(static_cast<size_t>(cell));
+    }
+    if (users_at.empty()) users_at.push_back(failed);  // they are thinking, and it is back before they go on
+    size_t turn = 0;
+    for (const Cell::Orphan& orphan : orphans) {
+      if (orphan.in_line) cells_[users_at[turn++ % users_at.size()]]->line_up(orphan.request);
     }
     return {};
   }

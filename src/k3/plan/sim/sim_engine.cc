@@ -54,7 +54,8 @@ Result<std::unique_ptr<SimEngine>> SimEngine::create(const SimScenario& scenario
 
 Status SimEngine::open() {
   executor_ = std::make_unique<SimExecutor>(*settings_.clock, scenario_.acceptance, scenario_.seed, settings_.core.step_tokens);
-  executor_->set_repeats(scenario_.repeats);
+  // When a step has admitted somebody, the next one may find others in the queue.
+  if (scenario_.repeats) executor_->set_repeats([this] { return open_class() == classes_.size(); });
   classes_.resize(scenario_.budgets.size() + 1);
   under_way_.resize(classes_.size());
   const auto make_tier = [&](int64_t bytes, double rate, double seconds, cache::CacheTier* next) -> Status {
@@ -90,15 +91,21 @@ void SimEngine::gate(int32_t request, int64_t prompt_tokens, double cost) {
   ++gated_;
 }
 
-int32_t SimEngine::pass() {
-  if (gated_ == 0 || core_->waiting_count() >= settings_.queue) return -1;
+// The class whose first request may go on; classes_.size(): none may.
+size_t SimEngine::open_class() const {
   size_t best = classes_.size();
+  if (gated_ == 0 || core_->waiting_count() >= settings_.queue) return best;
   for (size_t i = 0; i < classes_.size(); ++i) {
     if (classes_[i].empty()) continue;
     const Waiting& head = classes_[i].front();
     const bool fits = i == scenario_.budgets.size() || under_way_[i] <= 0 || under_way_[i] + head.cost <= scenario_.budgets[i].seconds;
     if (fits && (best == classes_.size() || head.order < classes_[best].front().order)) best = i;
   }
+  return best;
+}
+
+int32_t SimEngine::pass() {
+  const size_t best = open_class();
   if (best == classes_.size()) return -1;
   const Waiting head = classes_[best].front();
   classes_[best].pop_front();
@@ -122,6 +129,11 @@ std::vector<int32_t> SimEngine::gated() const {
   return out;
 }
 
+void SimEngine::count(const Admitted& found) {
+  prompt_tokens_ += found.prompt_tokens;
+  hit_tokens_ += found.cached_tokens;
+}
+
 SimSample SimEngine::state() const {
   const cache::CacheStats c = cache_->stats();
   SimSample s;
@@ -130,7 +142,7 @@ SimSample SimEngine::state() const {
   s.pages = c.pages, s.free = c.pages_free;
   s.running_mla = c.pages_running_mla, s.running_kda = c.pages_running_kda;
   s.cached_mla = c.pages_cached_mla, s.cached_kda = c.pages_cached_kda, s.checkpoints = c.checkpoints;
-  s.prompt_tokens = c.prompt_tokens, s.hit_tokens = c.hit_tokens;
+  s.prompt_tokens = prompt_tokens_, s.hit_tokens = hit_tokens_;
   s.evicted_pages = c.evicted_pages, s.evicted_checkpoints = c.evicted_checkpoints;
   return s;
 }

@@ -43,6 +43,7 @@ class SimEngine {
 
   bool step();              // of the core; notes what was before it
   void wait(double until);  // nothing is under way
+  void count(const Admitted& found);  // tokens of its prompt, and those that it skips
   SimSample state() const;
   SimSeries& series() { return series_; }
   int64_t fetched_bytes() const;  // from all tiers, so far
@@ -51,6 +52,7 @@ class SimEngine {
   SimEngine(const SimScenario& scenario, const EngineSettings& settings, Role role) : scenario_(scenario), settings_(settings), role_(role) {}
   Status open();
   size_t class_of(int64_t prompt_tokens) const;
+  size_t open_class() const;
 
   struct Waiting {
     int32_t request = 0;
@@ -67,7 +69,7 @@ class SimEngine {
   std::unique_ptr<EngineCore> core_;
   std::vector<std::deque<Waiting>> classes_;
   std::vector<double> under_way_;  // seconds of prefill, by class
-  int64_t gated_ = 0;
+  int64_t gated_ = 0, prompt_tokens_ = 0, hit_tokens_ = 0;
   uint64_t next_order_ = 0;
   SimSeries series_;
 };

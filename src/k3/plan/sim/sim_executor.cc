@@ -52,15 +52,16 @@ double Acceptance::tokens_per_step() const {
 Result<Tensor> SimExecutor::step(std::span<const StepItem> items) {
   parts_.clear();
   for (const StepItem& item : items) parts_.push_back({item.token_count, item.history, item.decode});
-  const double seconds = clock_.step_seconds(parts_) + delay_;
+  const double seconds = clock_.step_seconds(parts_) + (idle_ ? clock_.fill_seconds(parts_) : 0) + delay_;
   delay_ = 0;
+  idle_ = false;
   now_ += seconds;
   busy_ += seconds;
   return Tensor();
 }
 
 int64_t SimExecutor::repeat(std::span<const StepItem>, int64_t most) {
-  if (acceptance_.on() || !repeats_) return 0;
+  if (acceptance_.on() || !may_repeat_ || !may_repeat_()) return 0;
   int64_t done = 0;
   while (done < most && now_ < horizon_) {
     for (StepPart& part : parts_) ++part.history_tokens;

@@ -7,6 +7,8 @@
 // Source:   executor.h; cost-model.md 9.1 (tokens of a step with speculation).
 #pragma once
 
+#include <functional>
+#include <utility>
 #include <vector>
 
 #include "k3/engine/executor.h"
@@ -30,9 +32,12 @@ class SimExecutor final : public Executor {
   SimExecutor(const StepClock& clock, const Acceptance& acceptance, uint64_t seed, int64_t most_tokens)
       : clock_(clock), acceptance_(acceptance), seed_(seed), most_tokens_(most_tokens) {}
 
-  void set_now(double seconds) { now_ = seconds; }
+  void set_now(double seconds) {  // nothing was done until then
+    now_ = seconds;
+    idle_ = true;
+  }
   void set_horizon(double seconds) { horizon_ = seconds; }  // repeat() begins no step at this time or later
-  void set_repeats(bool on) { repeats_ = on; }               // off: tests that compare
+  void set_repeats(std::function<bool()> may) { may_repeat_ = std::move(may); }  // asked each time; none: never
   void delay(double seconds) { delay_ += seconds; }          // of the next step: copies and transfers ahead of it
 
   Result<Tensor> step(std::span<const StepItem> items) override;
@@ -49,8 +54,9 @@ class SimExecutor final : public Executor {
   const Acceptance& acceptance_;
   uint64_t seed_;
   int64_t most_tokens_;
+  bool idle_ = true;  // before the next step
   double now_ = 0, horizon_ = 0, delay_ = 0, busy_ = 0;
-  bool repeats_ = true;
+  std::function<bool()> may_repeat_;
   std::vector<StepPart> parts_;
 };
 

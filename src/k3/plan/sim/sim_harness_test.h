@@ -64,4 +64,18 @@ inline plan::Workload workload_of(std::string text, const TraceWorkload& cut = {
   return plan::make_workload(workload_from_trace(reader, cut).value(), answers_continue).value();
 }
 
+// A request without a session; equal ids are equal prompts as far as the shorter one goes.
+inline PlannedRequest lone(int64_t input_tokens, int64_t output_tokens, uint64_t id, double at_seconds) {
+  PlannedRequest out;
+  out.at_s = at_seconds;
+  out.input_tokens = input_tokens;
+  out.output_tokens = output_tokens;
+  out.prompt = {{id, input_tokens}};
+  return out;
+}
+
+inline plan::SimResult run(const plan::SimScenario& scenario, const std::vector<PlannedRequest>& requests) {
+  return plan::simulate(scenario, plan::make_workload(requests).value()).value();
+}
+
 }  // namespace k3::test

@@ -126,7 +126,7 @@ void summarise(const SimScenario& scenario, const Workload& workload, SimResult*
   for (const SimSample& sample : result->series.samples()) s.most_checkpoints = std::max(s.most_checkpoints, sample.checkpoints);
   s.most_checkpoints = std::max(s.most_checkpoints, s.cache.checkpoints);
   const cache::CacheShape& shape = scenario.engine.shape;
-  s.checkpoint_bytes = static_cast<double>(s.most_checkpoints * shape.groups()) * static_cast<double>(shape.page_bytes);
+  s.checkpoint_bytes = static_cast<double>(s.most_checkpoints * shape.groups() * scenario.engine.ranks) * static_cast<double>(shape.page_bytes);
 }
 
 }  // namespace k3::plan

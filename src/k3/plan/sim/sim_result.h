@@ -81,10 +81,11 @@ struct SimSummary {
   cache::CacheStats cache;        // sums over engines at the end
   int64_t cached_blocks = 0;      // at the end, each counted once for its engine
   int64_t most_checkpoints = 0;   // at once, in all pools
-  double checkpoint_bytes = 0;    // those, in pages
+  double checkpoint_bytes = 0;    // those, in whole pages of all ranks
 
   double hit_ratio() const;
   double matched_ratio() const;
+  double output_per_second() const { return seconds > 0 ? static_cast<double>(generated_tokens) / seconds : 0; }
   double goodput_per_second() const { return seconds > 0 ? static_cast<double>(within_slo) / seconds : 0; }
 };
 

@@ -23,7 +23,8 @@ namespace k3::plan {
 // One engine: the accelerators that one scheduler and one pool stand for.
 struct EngineSettings {
   cache::CacheShape shape;  // of one rank's part
-  int64_t pool_bytes = 0;   // in pages of that shape
+  int64_t ranks = 1;        // that hold a part each of every page
+  int64_t pool_bytes = 0;   // of one rank's part
   cache::CheckpointPolicy policy;
   bool prefix_cache = true;
   CoreOptions core;

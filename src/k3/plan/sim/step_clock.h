@@ -22,6 +22,8 @@ class StepClock {
  public:
   virtual ~StepClock() = default;
   virtual double step_seconds(std::span<const StepPart> parts) const = 0;
+  // What the step takes besides when the engine had nothing to do before it: pipelines are empty then.
+  virtual double fill_seconds(std::span<const StepPart> /*parts*/) const { return 0; }
 };
 
 }  // namespace k3::plan

@@ -103,6 +103,11 @@ Result<Workload> make_workload(const std::vector<PlannedRequest>& planned, bool 
     at->second = index;
   }
   out.pieces.shrink_to_fit();
+  for (size_t i = 0; i < out.requests.size(); ++i) {
+    SimRequest& r = out.requests[i];
+    const bool goes_on = r.previous >= 0 && continues(out, out.requests[static_cast<size_t>(r.previous)]);
+    r.chain = goes_on ? out.requests[static_cast<size_t>(r.previous)].chain : static_cast<int32_t>(i);
+  }
   return out;
 }
 

@@ -24,6 +24,7 @@ struct SimRequest {
   int64_t session = -1;
   int32_t turn = 0;
   int32_t previous = -1, next = -1;  // turns of the same session
+  int32_t chain = 0;                 // the first of the turns of which each is the beginning of the next, answers included
   bool not_before_at = false;        // a later turn that also keeps the trace's time
   int32_t input_tokens = 0, output_tokens = 0;
   uint32_t pieces = 0;

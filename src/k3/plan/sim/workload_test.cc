@@ -43,10 +43,12 @@ TEST(SimWorkload, TheNextTurnSaysWhatTheAnswerWas) {
   EXPECT_EQ(w.requests[1].previous, 0);
   EXPECT_EQ(continued_tokens(w, 0), 0);
   EXPECT_EQ(continued_tokens(w, 1), 1100);
+  EXPECT_EQ(w.requests[1].chain, 0);
   EXPECT_TRUE(keys(w, 0, 512, 1100)[1] == keys(w, 1, 512, 1300)[1]);
   // A replay puts another text there: nothing but the first block is the same, and nobody meets the answer.
   const Workload replayed = test::workload_of(kSession, {}, false);
   EXPECT_EQ(continued_tokens(replayed, 1), 512);
+  EXPECT_EQ(replayed.requests[1].chain, 1);  // nobody goes on with an idle sequence that ends in another answer
   EXPECT_TRUE(keys(replayed, 0, 512, 1100)[0] == keys(replayed, 1, 512, 1300)[0]);
   EXPECT_FALSE(keys(replayed, 0, 512, 1100)[1] == keys(replayed, 1, 512, 1300)[1]);
 }
