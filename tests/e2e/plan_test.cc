@@ -110,6 +110,10 @@ TEST(Plan, SpeculationHasItsBreakEven) {
   const json code = plan("dspark-code");
   // cost-model.md 9.3: 1.56 times as fast, of the idealised count.
   EXPECT_NEAR(code.at("times_as_fast").get<double>(), 1.56, 0.02);
+  // 3.78 tokens a step are 2.78 accepted ones; at 8,704 tokens of context, beyond TO, a quarter of them is left.
+  const json faded = json::parse(k3_ok({"plan", "k3", "--hw", "b300", "--gpus", "8", "--tp", "8", "--dcp", "1", "--moe",
+                                        "tp", "--users", "8", "--draft", "7", "--fade", "1000,8000,0.25", "--json"}));
+  EXPECT_NEAR(faded.at("answer").at("speculation").at("tokens_per_step").get<double>(), 1 + 2.78 / 4, 1e-12);
   // With just the tokens a step that it says, drafting neither gains nor loses.
   const double even = code.at("pays_from_tokens_per_step").get<double>();
   const json at_even = plan(fmt::format("{}", code.at("pays_from_acceptance").get<double>()));
@@ -241,6 +245,9 @@ TEST(Plan, WrongUseIsNamed) {
       {{"plan", "k3", "--gpus", "4095"}, 2, "cannot be laid out on 4095 GPUs in any way"},
       {{"plan", "k3", "--acceptance", "chat"}, 2, "--acceptance says nothing without --draft"},
       {{"plan", "k3", "--scheme", "replay"}, 2, "--scheme says nothing without --draft"},
+      {{"plan", "k3", "--fade", "1,2,0.5"}, 2, "--fade says nothing without --draft"},
+      {{"plan", "k3", "--draft", "7", "--fade", "1000,500,0.5"}, 2, "--fade 1000,500,0.5: FROM,TO,SHARE is wanted"},
+      {{"plan", "k3", "--draft", "7", "--fade", "1000,5000,0.5,"}, 2, "FROM,TO,SHARE is wanted"},
       {{"plan", "k3", "--hit-tier", "host"}, 2, "--hit-tier says nothing without --hit"},
       {{"plan", "--check", "--html", scratch.path("x.html")}, 2, "--check prints one table"},
       {{"plan", "--cells", "--against", "--gpus 3"}, 2, "--cells prints one table"},

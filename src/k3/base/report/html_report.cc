@@ -23,7 +23,7 @@ h1{font-size:24px;line-height:1.25;margin:0 0 4px}h2{font-size:18px;margin:32px 
 figure{margin:0;min-width:0}figure.whole{grid-column:1/-1}figcaption{font-weight:600;margin-bottom:8px}figure p{color:var(--soft);font-size:13px;margin:4px 0 0}
 svg.k3{max-width:100%;height:auto}svg.small{display:none}
 .scroll{overflow-x:auto;margin:10px 0}table{border-collapse:collapse;font-size:14px;font-variant-numeric:tabular-nums}
-caption,summary{font-weight:600;text-align:left;padding:4px 0}summary{cursor:pointer}
+caption,summary{font-weight:600;text-align:left;padding:4px 0}caption span{display:inline-block;max-width:calc(100vw - 36px)}summary{cursor:pointer}
 th,td{padding:5px 12px 5px 0;text-align:right;white-space:nowrap;border-bottom:1px solid var(--grid)}th{color:var(--soft);font-weight:500}
 th.left,td.left{text-align:left}td.left{white-space:normal;overflow-wrap:anywhere;min-width:10ch}
 @media(max-width:820px){main{padding:16px}.plots{grid-template-columns:minmax(0,1fr)}svg.large{display:none}svg.small{display:block}
@@ -74,7 +74,7 @@ void HtmlReport::table(const ReportTable& table) {
   close_grid();
   if (table.collapsed) body_ += fmt::format("<details><summary>{}</summary>\n", xml_text(table.title));
   body_ += "<div class=\"scroll\"><table>\n";
-  if (!table.collapsed && !table.title.empty()) body_ += fmt::format("<caption>{}</caption>\n", xml_text(table.title));
+  if (!table.collapsed && !table.title.empty()) body_ += fmt::format("<caption><span>{}</span></caption>\n", xml_text(table.title));
   body_ += "<thead>";
   add_row(body_, table.header, "th", table.left_columns);
   body_ += "</thead>\n<tbody>\n";

@@ -135,6 +135,12 @@ void add_speculation(CLI::App& app, PlanOptions& o) {
                      "1.84,2.45,2.87 (default: the first)")
       ->type_name("A")
       ->group(group);
+  app.add_option("--fade", o.fade,
+                 "Acceptance falls with context: FROM,TO,SHARE like 131072,524288,0.3 leaves 0.3 of the accepted drafts at "
+                 "TO tokens "
+                 "(default: it does not)")
+      ->type_name("F,T,S")
+      ->group(group);
   app.add_option("--scheme", o.scheme, "What rolls KDA states back: fused replay (default), replay, snapshot")
       ->check(CLI::IsMember({"fused", "replay", "snapshot"}))
       ->group(group);
@@ -246,6 +252,7 @@ Result<PlanOptions> against_options(const PlanOptions& base) {
   }
   // What the first scenario says of its draft or its prefix goes with it.
   if (other.draft == 0 && app.count("--acceptance") == 0) other.acceptance.clear();
+  if (other.draft == 0 && app.count("--fade") == 0) other.fade.clear();
   if (other.draft == 0 && app.count("--scheme") == 0) other.scheme = PlanOptions().scheme;
   if (other.hit == 0 && app.count("--hit-tier") == 0) other.hit_tier = PlanOptions().hit_tier;
   if (!machine_changes) {

@@ -37,7 +37,7 @@ struct PlanOptions {
   int64_t slots = 1;
 
   int64_t draft = 0;
-  std::string acceptance;
+  std::string acceptance, fade;
   std::string scheme = "fused";  // snapshot | replay | fused
 
   std::optional<double> gpu_hour;

@@ -67,6 +67,25 @@ Result<plan::AcceptanceCurve> acceptance_of(const std::string& text) {
               utf8_repair(text), list);
 }
 
+// "131072,524288,0.3": from which length, to which, and what share of the accepted drafts is left there.
+Result<plan::ContextDecay> fade_of(const std::string& text) {
+  std::vector<double> numbers;
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    const std::optional<double> number = real_of(std::string_view(text).substr(begin, end - begin));
+    if (!number) break;
+    numbers.push_back(*number);
+    begin = end + 1;
+  }
+  const bool three = numbers.size() == 3 && std::count(text.begin(), text.end(), ',') == 2;
+  if (!three || numbers[0] < 1 || numbers[1] <= numbers[0] || numbers[2] < 0 || numbers[2] > 1) {
+    return fail(Code::invalid_argument,
+                "--fade {}: FROM,TO,SHARE is wanted: two rising lengths in tokens and a share from 0 to 1",
+                utf8_repair(text));
+  }
+  return plan::ContextDecay{numbers[0], numbers[1], numbers[2]};
+}
+
 void set_precision(const PlanOptions& o, plan::Precision* precision) {
   precision->state = o.state == "bf16" ? plan::kBf16Bytes : plan::kFp32Bytes;
   precision->cache = o.latent == "f8_e4m3" ? plan::kFp8Bytes : plan::kBf16Bytes;
@@ -75,6 +94,7 @@ void set_precision(const PlanOptions& o, plan::Precision* precision) {
 Status check_said(const PlanOptions& o) {
   const std::tuple<bool, const char*, const char*> idle[] = {
       {o.draft == 0 && !o.acceptance.empty(), "--acceptance", "--draft N"},
+      {o.draft == 0 && !o.fade.empty(), "--fade", "--draft N"},
       {o.draft == 0 && o.scheme != PlanOptions().scheme, "--scheme", "--draft N"},
       {o.hit == 0 && o.hit_tier != PlanOptions().hit_tier, "--hit-tier", "--hit X"},
       {o.calibration.empty() && !o.calibration_model.empty(), "--calibration-model", "--calibration FILE"}};
@@ -87,6 +107,9 @@ Status check_said(const PlanOptions& o) {
 Status set_draft(const PlanOptions& o, plan::Drafting* draft) {
   draft->tokens = o.draft;
   K3_TRY_ASSIGN(draft->acceptance, acceptance_of(o.acceptance));
+  if (!o.fade.empty()) {
+    K3_TRY_ASSIGN(draft->acceptance.decay, fade_of(o.fade));
+  }
   draft->scheme = o.scheme == "snapshot" ? plan::SpeculationScheme::snapshot
                   : o.scheme == "replay" ? plan::SpeculationScheme::replay
                                          : plan::SpeculationScheme::fused;

@@ -27,9 +27,9 @@ std::string sweep_text(const PlanSetup& setup, const plan::Answer& answer) {
     std::vector<std::string> row = {layout_text(f.layout),
                                     format_grouped(p.users),
                                     time(p.ttft_p95),
-                                    time(p.tpot_p50),
-                                    time(p.tpot_p95),
-                                    count(p.user_tokens_per_second()),
+                                    tpot(p.tpot_p50),
+                                    tpot(p.tpot_p95),
+                                    p.tpot_p50 > 0 ? count(p.user_tokens_per_second()) : "-",
                                     count(p.tokens_per_second_gpu)};
     if (s.gpu_hour > 0) row.push_back(price(p.cost_per_million));
     row.emplace_back(p.meets ? "" : "misses");

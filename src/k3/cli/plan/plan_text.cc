@@ -93,10 +93,10 @@ std::string ladder_text(const Scenario& s, const LayoutAnswer& chosen) {
     std::vector<std::string> row = {format_grouped(p.users),
                                     time(p.ttft_p50),
                                     time(p.ttft_p95),
-                                    time(p.tpot_p50),
-                                    time(p.tpot_p95),
+                                    tpot(p.tpot_p50),
+                                    tpot(p.tpot_p95),
                                     time(p.step_seconds),
-                                    count(p.user_tokens_per_second()),
+                                    p.tpot_p50 > 0 ? count(p.user_tokens_per_second()) : "-",
                                     count(p.tokens_per_second_gpu)};
     if (s.gpu_hour > 0) row.push_back(price(p.cost_per_million));
     row.emplace_back(p.meets ? "" : "misses");
@@ -126,7 +126,7 @@ std::string changes_text(const Scenario& s, const LayoutAnswer& chosen) {
   for (const plan::Change& change : changes) {
     const UserPoint& p = *change.answer.point;
     rows.push_back({change.what, std::string(effort_text(change.effort)), layout_text(change.answer.layout),
-                    format_grouped(p.users), time(p.tpot_p50), count(p.tokens_per_second_gpu),
+                    format_grouped(p.users), tpot(p.tpot_p50), count(p.tokens_per_second_gpu),
                     whole_percent(change.gain - 1), change.meets && !chosen.point->meets ? "meets the objective" : ""});
   }
   return "\n" + columns(rows, {0, 1, 2, 7});
@@ -218,7 +218,9 @@ std::string answer_text(const PlanSetup& setup, const plan::Answer& answer) {
   out += "\n" + latency_table(s, p) + "\n";
   line(out, "throughput", throughput_text(s, p));
   const plan::Bindings b = bindings_of(s, chosen);
-  line(out, "binds", fmt::format("decode: {}; prefill: {}", binding_text(b.decode), binding_text(b.prefill)));
+  line(out, "binds",
+       s.load.output_tokens > 1 ? fmt::format("decode: {}; prefill: {}", binding_text(b.decode), binding_text(b.prefill))
+                                : "prefill: " + binding_text(b.prefill));
   line(out, "",
        fmt::format("prefills are {} of the time{}", percent(p.prefill_share),
                    b.memory_stops_users ? "; memory stops further users" : ""));

@@ -25,6 +25,7 @@ std::string signed_percent(double share) { return fmt::format("{:+.1f} %", 100 *
 std::string whole_percent(double share) { return fmt::format("{:+} %", std::lround(100 * share)); }
 
 std::string price(double value) { return value >= 100 ? fmt::format("{:.0f}", value) : fmt::format("{:.2f}", value); }
+std::string tpot(double seconds) { return seconds > 0 ? time(seconds) : "-"; }
 std::string plural(int64_t n, std::string_view one) {
   return fmt::format("{} {}{}", format_grouped(n), one, n == 1 ? "" : "s");
 }

@@ -15,6 +15,7 @@ std::string percent(double share);
 std::string signed_percent(double share);
 std::string whole_percent(double share);
 std::string price(double value);
+std::string tpot(double seconds);                     // "-" for 0: answers of one token have none
 std::string plural(int64_t n, std::string_view one);  // "1 request", "1,024 requests"
 
 // `left`: the columns set left.

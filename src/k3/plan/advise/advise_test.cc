@@ -61,6 +61,23 @@ TEST(Points, PercentilesAreOverUsers) {
   EXPECT_GT(many.tpot_p50, many.step_seconds);
 }
 
+// Whatever the layout: with more users nobody is served earlier, and no step is shorter.
+TEST(Points, MoreUsersWaitNoLess) {
+  for (const int64_t output : {1, 1024}) {
+    Scenario s = scenario("k3", "h200", 16);
+    s.load.output_tokens = output;
+    const Answer all = answer(s).value();
+    for (const LayoutAnswer& layout : all.layouts) {
+      for (size_t i = 1; i < layout.ladder.size(); ++i) {
+        const UserPoint &few = layout.ladder[i - 1], &many = layout.ladder[i];
+        EXPECT_GE(many.ttft_p95, few.ttft_p95 * (1 - 1e-9)) << layout_text(layout.layout) << " " << many.users;
+        EXPECT_GE(many.step_seconds, few.step_seconds * (1 - 1e-9)) << layout_text(layout.layout) << " " << many.users;
+        EXPECT_GE(many.total_seconds, few.total_seconds * (1 - 1e-9)) << layout_text(layout.layout) << " " << many.users;
+      }
+    }
+  }
+}
+
 TEST(Points, AReusedPrefixShortensPrefillAndPaysForItsRestore) {
   Scenario s = scenario("k3", "b300", 8);
   const UserPoint cold = point_of(s, tp(8), 16);

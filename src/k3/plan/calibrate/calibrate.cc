@@ -120,7 +120,8 @@ Result<Calibration> calibrate(const Counts& counts, const Machine& machine, cons
     const std::vector<double> without = fit_constants(constants, measured, predict, i);
     out.rows.push_back(row_of(s, points[i], out.efficiency, all, without));
     const double ratio = points[i].seconds / out.rows.back().unseen;
-    const double low = ratio * std::max(0.0, 1 - points[i].spread), high = ratio * (1 + points[i].spread);
+    // A factor both ways: a run twice as slow as the median says nothing of runs that take no time.
+    const double low = ratio / (1 + points[i].spread), high = ratio * (1 + points[i].spread);
     out.band.low = i == 0 ? low : std::min(out.band.low, low);
     out.band.high = i == 0 ? high : std::max(out.band.high, high);
   }

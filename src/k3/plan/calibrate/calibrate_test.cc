@@ -97,6 +97,16 @@ TEST(Calibrate, LeavesARecordThatIsRight) {
   for (const CalibrationRow& row : c.rows) EXPECT_EQ(row.moved, "") << row.point.name;
 }
 
+TEST(Calibrate, WidensTheBandByTheSpreadOfRuns) {
+  const Counts counts = kimi_linear();
+  const Machine machine = load_machine("h200").value();
+  std::vector<MeasuredPoint> points = runs_of(counts, machine);
+  points[1].spread = 1.5;  // half the range of its runs, over the median
+  const Band band = calibrate(counts, machine, Precision{}, points).value().band;
+  EXPECT_NEAR(band.high, 2.5, 1e-9);
+  EXPECT_NEAR(band.low, 1 / 2.5, 1e-9);
+}
+
 TEST(Calibrate, RefusesNothingAndOtherModels) {
   const Counts counts = kimi_linear();
   const Machine machine = load_machine("h200").value();

@@ -44,13 +44,19 @@ std::vector<Tile> tiles_of(const Scenario& s, const LayoutAnswer& chosen) {
       {"Users that fit", format_grouped(c.requests), fmt::format("at {} tokens", format_grouped(s.load.total_tokens()))}};
   if (!chosen.point) return tiles;
   const UserPoint& p = *chosen.point;
-  tiles.push_back({"Users", format_grouped(p.users), p.meets ? "within the objective" : "the objective is missed"});
+  const bool asked = s.objective.ttft_seconds < kNoLimit || s.objective.tpot_seconds < kNoLimit;
+  const char* const unasked = s.load.users > 0 ? "as asked" : "all that fit";
+  tiles.push_back({"Users", format_grouped(p.users),
+                   !asked    ? unasked
+                   : p.meets ? "within the objective"
+                             : "the objective is missed"});
   tiles.push_back({"TTFT p95", time(p.ttft_p95), fmt::format("{}; p50 {}", band(s.band, p.ttft_p95), time(p.ttft_p50))});
   if (s.load.output_tokens > 1)
     tiles.push_back({"TPOT p95", time(p.tpot_p95), fmt::format("{}; p50 {}", band(s.band, p.tpot_p95), time(p.tpot_p50))});
   tiles.push_back({"Tokens/s/GPU", count(p.tokens_per_second_gpu), count(p.output_per_second) + " output tokens/s in all"});
   const Bindings b = bindings_of(s, chosen);
-  tiles.push_back({"Decode is bound by", b.decode.what, percent(b.decode.share) + " of a step"});
+  if (s.load.output_tokens > 1)
+    tiles.push_back({"Decode is bound by", b.decode.what, percent(b.decode.share) + " of a step"});
   if (s.gpu_hour > 0) {
     tiles.push_back(
         {"A million tokens", price(p.cost_per_million), price(p.cost_per_million_output) + " for a million of output"});
@@ -63,14 +69,15 @@ std::vector<Tile> tiles_of(const Scenario& s, const LayoutAnswer& chosen) {
 ReportTable changes_table(const Scenario& s, const LayoutAnswer& chosen) {
   ReportTable table{
       "What would help most, the cheapest kind first",
-      {"change", "layout", "users", "TPOT p50", "tokens/s/GPU", s.load.users > 0 ? "tokens/s in all" : "gain", "objective"},
+      {"change", s.load.users > 0 ? "tokens/s in all" : "gain", "users", "TPOT p50", "tokens/s/GPU", "objective", "layout"},
       {},
-      2,
+      1,
       false};
   for (const Change& change : next_changes(s, chosen)) {
     const UserPoint& p = *change.answer.point;
-    table.rows.push_back({change.what, layout_text(change.answer.layout), format_grouped(p.users), time(p.tpot_p50),
-                          count(p.tokens_per_second_gpu), signed_percent(change.gain - 1), p.meets ? "met" : "missed"});
+    table.rows.push_back({change.what, signed_percent(change.gain - 1), format_grouped(p.users),
+                          p.tpot_p50 > 0 ? time(p.tpot_p50) : "-", count(p.tokens_per_second_gpu),
+                          p.meets ? "met" : "missed", layout_text(change.answer.layout)});
   }
   return table;
 }
@@ -79,8 +86,8 @@ std::vector<std::string> point_cells(const UserPoint& p) {
   return {format_grouped(p.users),
           time(p.ttft_p50),
           time(p.ttft_p95),
-          time(p.tpot_p50),
-          time(p.tpot_p95),
+          p.tpot_p50 > 0 ? time(p.tpot_p50) : "-",
+          p.tpot_p95 > 0 ? time(p.tpot_p95) : "-",
           time(p.step_seconds),
           count(p.tokens_per_second_gpu),
           p.meets ? "met" : "missed"};
@@ -148,8 +155,9 @@ ReportTable comparison_table(const Plan& a, const Plan& b) {
     table.rows.push_back({name, print(u), print(v), signed_percent(v / u - 1)});
   };
   const UserPoint &p = *x->point, &q = *y->point;
-  row("users that fit", static_cast<double>(x->capacity.requests), static_cast<double>(y->capacity.requests), count);
-  row("users", static_cast<double>(p.users), static_cast<double>(q.users), count);
+  const auto whole = [](double value) { return format_grouped(std::llround(value)); };
+  row("users that fit", static_cast<double>(x->capacity.requests), static_cast<double>(y->capacity.requests), whole);
+  row("users", static_cast<double>(p.users), static_cast<double>(q.users), whole);
   row("TTFT p95", p.ttft_p95, q.ttft_p95, time);
   if (std::min(a.scenario.load.output_tokens, b.scenario.load.output_tokens) > 1) {
     row("TPOT p50", p.tpot_p50, q.tpot_p50, time);

@@ -42,7 +42,7 @@ void add_frontier(Plot& plot, const Plan& plan, int colour, const std::string& n
       add(thinned, all.x[i], all.y[i]);
       thinned.labels.push_back(all.labels[i]);
     }
-    thinned.name = "every layout of " + name_of(plan);
+    thinned.name = "every layout, " + name_of(plan);
     plot.series.push_back(std::move(thinned));
   }
   plot.series.push_back(std::move(best));
@@ -97,6 +97,7 @@ Plot users_plot(const Plan& plan, const Plan* against) {
   plot.x = axis("users at once", Unit::count, true);
   plot.y = axis("time", Unit::seconds, true);
   const auto add_plan = [&](const Plan& p, int first, const std::string& suffix, bool banded) {
+    const bool speaks = p.scenario.load.output_tokens > 1;
     Series ttft = line("TTFT p95" + suffix, first), tpot = line("TPOT p95" + suffix, first + 1);
     for (const UserPoint& u : p.chosen()->ladder) {
       add(ttft, real(u.users), u.ttft_p95);
@@ -107,7 +108,7 @@ Plot users_plot(const Plan& plan, const Plan* against) {
     }
     ttft.dashed = tpot.dashed = !banded;
     plot.series.push_back(std::move(ttft));
-    plot.series.push_back(std::move(tpot));
+    if (speaks) plot.series.push_back(std::move(tpot));
   };
   add_plan(plan, 0, "", true);
   if (against != nullptr && against->chosen() != nullptr) add_plan(*against, 2, ", " + name_of(*against), false);
@@ -232,10 +233,10 @@ Plot decode_plot(const Plan& plan) {
   return plot;
 }
 
-std::vector<PagePlot> page_plots(const Plan& plan, const Plan* against) {
-  if (against != nullptr && against->chosen() == nullptr) against = nullptr;
-  return {{"", "frontier", frontier_plot(plan, against)},
-          {"", "latency", users_plot(plan, against)},
+namespace {
+
+std::vector<PagePlot> other_plots(const Plan& plan, const Plan* against) {
+  return {{"", "latency", users_plot(plan, against)},
           {"", "decode", decode_plot(plan)},
           {"Memory", "memory", memory_plot(plan)},
           {"", "history", history_plot(plan)},
@@ -249,6 +250,19 @@ std::vector<PagePlot> page_plots(const Plan& plan, const Plan* against) {
           {"Speculation", "speculation-drafted", speculation_length_plot(plan)},
           {"", "speculation-users", speculation_users_plot(plan)},
           {"", "speculation-need", speculation_need_plot(plan)}};
+}
+
+}  // namespace
+
+std::vector<PagePlot> page_plots(const Plan& plan, const Plan* against) {
+  if (against != nullptr && against->chosen() == nullptr) against = nullptr;
+  // Answers of one token have no speed.
+  const bool speeds =
+      plan.scenario.load.output_tokens > 1 && (against == nullptr || against->scenario.load.output_tokens > 1);
+  std::vector<PagePlot> plots;
+  if (speeds) plots.push_back({"", "frontier", frontier_plot(plan, against)});
+  for (PagePlot& plot : other_plots(plan, against)) plots.push_back(std::move(plot));
+  return plots;
 }
 
 }  // namespace k3::plan
