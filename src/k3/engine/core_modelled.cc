@@ -42,7 +42,7 @@ void EngineCore::receive(Line& line) {
 int64_t EngineCore::decode_tokens(const Line& line, int64_t budget) {
   const Request& r = line.job->request;
   const int64_t room = std::min({budget, r.max_tokens - line.generated, options_.ctx_tokens - line.size()});
-  return std::clamp<int64_t>(executor_.decode_tokens(line.job->id, line.generated), 1, std::max<int64_t>(1, room));
+  return std::clamp<int64_t>(executor_.decode_tokens(line.job->id, line.generated, line.size()), 1, std::max<int64_t>(1, room));
 }
 
 // All but the last of the tokens of a decode step are in the cache; there are no logits to choose that one by.

@@ -28,7 +28,7 @@ class CountingExecutor final : public Executor {
     repeated += done;
     return done;
   }
-  int64_t decode_tokens(RequestId, int64_t) override { return tokens_of_a_step; }
+  int64_t decode_tokens(RequestId, int64_t, int64_t) override { return tokens_of_a_step; }
 
   int64_t steps = 0, repeated = 0, most_repeats = 0, tokens_of_a_step = 1;
   std::vector<StepItem> last;

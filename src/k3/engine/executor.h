@@ -44,8 +44,8 @@ class Executor {
 
   // Simulations. The step before again, at most `most` times, each item one token further every time; how often it was done.
   virtual int64_t repeat(std::span<const StepItem>, int64_t /*most*/) { return 0; }
-  // Tokens that a modelled request's next decode step brings (speculation), when it has generated so many.
-  virtual int64_t decode_tokens(RequestId, int64_t /*generated*/) { return 1; }
+  // Tokens that a modelled request's next decode step brings (speculation), when it has generated so many and is so long.
+  virtual int64_t decode_tokens(RequestId, int64_t /*generated*/, int64_t /*context*/) { return 1; }
 };
 
 // The most that the engine will ask of a step.

@@ -138,6 +138,7 @@ void add_machine(CLI::App& app, SimOptions& o) {
   s.number("--draft", p.draft, "Tokens drafted a step (default 0: none)", 0, 16);
   s.text("--acceptance", p.acceptance, "A curve of k3 plan, the chance of a drafted token, or tokens a step: 1.84,2.45,2.87",
          "A");
+  s.text("--fade", p.fade, "Acceptance falls with context: FROM,TO,SHARE, as for k3 plan", "F,T,S");
   s.text("--scheme", p.scheme, "What rolls KDA states back: fused (default), replay, snapshot", "")
       ->check(CLI::IsMember({"fused", "replay", "snapshot"}));
 }

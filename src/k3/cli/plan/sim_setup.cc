@@ -402,6 +402,7 @@ Result<SimSetup> sim_setup(const SimOptions& o) {
     std::vector<double> lengths;
     for (int64_t i = 1; i <= o.plan.draft; ++i) lengths.push_back(setup.scenario.draft.acceptance.at(i));
     K3_TRY_ASSIGN(s.acceptance, plan::Acceptance::of_lengths(lengths).with_context("--acceptance"));
+    s.acceptance.decay = setup.scenario.draft.acceptance.decay;
   }
   s.slo_ttft_seconds = o.slo_ttft.value_or(0);
   s.slo_tpot_seconds = o.slo_tpot_ms.value_or(0) / 1e3;

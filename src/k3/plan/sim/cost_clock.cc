@@ -35,7 +35,9 @@ double CostClock::fill_seconds(std::span<const StepPart> parts) const {
   if (prompts.empty()) return 0;
   int64_t tokens = 0;
   for (const PrefillSequence& prompt : prompts) tokens += prompt.new_tokens;
-  const PrefillTime time = prefill_time(deployment_, {prompts, std::max<int64_t>(1, tokens / kPipelineChunkTokens)});
+  const int64_t groups = std::max<int64_t>(1, deployment_.layout.dp / deployment_.layout.kcp);
+  const int64_t of_a_group = (tokens + groups - 1) / groups;
+  const PrefillTime time = prefill_time(deployment_, {prompts, std::max<int64_t>(1, of_a_group / kPipelineChunkTokens)});
   return std::max(0.0, time.latency_seconds - time.seconds);
 }
 

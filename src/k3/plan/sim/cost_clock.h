@@ -21,7 +21,7 @@ namespace k3::plan {
 
 // The cost model is bytes and rates; a step of no length cannot be.
 inline constexpr double kLeastStepSeconds = 1e-9;
-// Tokens that pass a pipeline of stages in one piece.
+// Tokens that pass an attention group's pipeline of stages in one piece.
 inline constexpr int64_t kPipelineChunkTokens = 2048;
 
 class CostClock final : public StepClock {

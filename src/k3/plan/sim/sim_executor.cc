@@ -76,12 +76,13 @@ int64_t SimExecutor::repeat(std::span<const StepItem>, int64_t most) {
 }
 
 // One draw decides how many draft tokens are accepted: the first i with the chance of i.
-int64_t SimExecutor::decode_tokens(RequestId request, int64_t generated) {
+int64_t SimExecutor::decode_tokens(RequestId request, int64_t generated, int64_t context) {
   if (!acceptance_.on()) return 1;
   const double draw = Rng(seed_, static_cast<uint64_t>(request)).uniform(static_cast<uint64_t>(generated));
+  const double left = acceptance_.decay.factor(static_cast<double>(context));
   int64_t tokens = 1;
   for (const double chance : acceptance_.accepted) {
-    if (draw >= chance) break;
+    if (draw >= chance * left) break;
     ++tokens;
   }
   return tokens;

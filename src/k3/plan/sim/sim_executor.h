@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "k3/engine/executor.h"
+#include "k3/plan/cost/speculation.h"
 #include "k3/plan/sim/step_clock.h"
 
 namespace k3::plan {
@@ -19,6 +20,7 @@ namespace k3::plan {
 // P(the first i draft tokens are accepted) for i = 1 ..; empty: no speculation.
 struct Acceptance {
   std::vector<double> accepted;
+  ContextDecay decay;  // of all chances
 
   // From mean tokens of a step for 1, 2, .. draft tokens (1.84, 2.45, ...), or from one chance alpha a token.
   static Result<Acceptance> of_lengths(const std::vector<double>& tokens_per_step);
@@ -45,7 +47,7 @@ class SimExecutor final : public Executor {
   int64_t most_tokens() const override { return most_tokens_; }
   int64_t most_rows() const override { return int64_t{1} << 30; }
   int64_t repeat(std::span<const StepItem> items, int64_t most) override;
-  int64_t decode_tokens(RequestId request, int64_t generated) override;
+  int64_t decode_tokens(RequestId request, int64_t generated, int64_t context) override;
 
   double busy_seconds() const { return busy_; }
 

@@ -113,6 +113,14 @@ TEST(Simulate, SpeculationBringsTokensOfAStep) {
   EXPECT_NEAR(static_cast<double>(kTokens - 1) / steps, 2.87, five_sigma);
 }
 
+TEST(Simulate, AcceptanceFallsWithContext) {
+  SimScenario s = test::small_scenario(kMany);
+  s.acceptance = Acceptance::of_alpha(1, 3).value();
+  s.acceptance.decay = {1000, 2000, 0};
+  EXPECT_EQ(run(s, {lone(500, 9, 7, 0)}).summary.steps, 1 + 2);
+  EXPECT_EQ(run(s, {lone(3000, 9, 7, 0)}).summary.steps, 1 + 8);
+}
+
 TEST(Simulate, UsersGoOnWhenTheyHaveTheirAnswer) {
   SimScenario s = test::small_scenario(kMany);
   s.pacing = SimPacing::users;
