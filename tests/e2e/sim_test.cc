@@ -390,6 +390,7 @@ TEST(Sim, WrongUseIsNamed) {
     const Outcome outcome = k3(refusal.arguments);
     EXPECT_EQ(outcome.code, refusal.code) << refusal.says << "\n" << outcome.err;
     EXPECT_THAT(outcome.err, HasSubstr(refusal.says));
+    EXPECT_LE(count_of(outcome.err, scratch.path()), 1u) << outcome.err;  // a file is named once
   }
 }
 

@@ -158,7 +158,7 @@ void add_engine(CLI::App& app, SimOptions& o) {
            1'000'000);
   g.text("--schedule", o.schedule, "fcfs (default) or slo", "")->check(CLI::IsMember({"fcfs", "slo"}));
   g.flag("--no-keep-idle", o.no_keep_idle, "A sequence that has ended leaves only what its checkpoints can resume");
-  g.flag("--no-prefix-cache", o.no_prefix_cache, "Keep no prefixes");
+  g.flag("--no-prefix-cache", o.no_prefix_cache, "Keep no prefixes (an idle sequence still goes on, see --no-keep-idle)");
   g.number("--block-tokens", o.cache_block,
            "Tokens between boundaries of the cache (default: 512 for models of K3's size, else 64)", 16, 1 << 20);
   g.text("--pool-bytes", o.pool_bytes,

@@ -56,7 +56,10 @@ Result<std::vector<PlannedRequest>> planned_requests(const SimOptions& o) {
   if (!o.sessions.empty()) {
     K3_TRY_ASSIGN(w.sessions, parse_sessions(o.sessions));
   }
-  return workload_from_trace(reader, w).with_context(o.trace);
+  auto planned = workload_from_trace(reader, w);
+  if (planned.ok() || planned.error().message.starts_with(o.trace))
+    return planned;  // what is wrong in a line names the file
+  return std::move(planned).take_error().with_context(o.trace);
 }
 
 std::optional<double> real_of(std::string_view text) {
