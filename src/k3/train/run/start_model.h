@@ -3,9 +3,8 @@
 // Units:    none.
 // Memory:   the largest tensor, twice; the weights are the caller's.
 // Threads:  one.
-// Errors:   invalid_argument: a config, tokenizer or hash that is another one's, with the first field that differs;
-// not_found and corrupt: a
-//           tensor that is missing or of another size, by its name; all with the folder.
+// Errors:   invalid_argument: a config, tokenizer or hash that is another one's, with the first field that differs; not_found
+//           and corrupt: a tensor that is missing or of another size, by its name; all with the folder.
 // Source:   docs/training.md, section Config.
 #pragma once
 
