@@ -138,9 +138,10 @@ add_test(NAME check_tree_rules COMMAND ${K3_PYTHON} ${CMAKE_SOURCE_DIR}/tools/ch
 set_tests_properties(check_tree check_tree_rules PROPERTIES LABELS unit)
 endif()
 
+add_test(NAME k3_mini_chat_data COMMAND ${K3_PYTHON} ${CMAKE_SOURCE_DIR}/tools/k3_mini_chat_data_test.py)
 add_test(NAME run_micro COMMAND ${K3_PYTHON} ${CMAKE_SOURCE_DIR}/bench/micro/run_micro_test.py)
 add_test(NAME train_benches COMMAND ${K3_PYTHON} ${CMAKE_SOURCE_DIR}/bench/train/train_bench_test.py)
-set_tests_properties(run_micro train_benches PROPERTIES LABELS unit)
+set_tests_properties(k3_mini_chat_data run_micro train_benches PROPERTIES LABELS unit)
 
 # Optimised builds only: without inlining every template is a weak symbol.
 if(CMAKE_BUILD_TYPE STREQUAL "RelWithDebInfo" AND NOT K3_SANITIZE)

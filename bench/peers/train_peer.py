@@ -29,6 +29,7 @@ import time
 PEAK_FLOPS = 989e12  # H200, BF16
 RATES = {"matrix_rate": 0.006, "vector_rate": 0.002, "embedding_rate": 0.003}
 MINIMUM_RATE = 0.02
+BALANCING_RATE = 0.2  # as the baseline's: the part of the way to a step's quantile that the router's bias goes
 LOOP_BEGINS = "\nmodel.train()\nt0, step"  # in the baseline's script: what stands before defines, what follows trains
 
 
@@ -50,7 +51,7 @@ def plain_text(path):
 def run_config(o, data, names, micro_batches):
     phase = {"name": "peer", "steps": o.steps, "sequence_tokens": o.sequence, "tokens_per_step": o.step_tokens, "micro_batches": micro_batches,
              "sources": [{"name": name} for name in names]}
-    recipe = dict(RATES, warmup=o.warmup / o.steps, minimum_rate=MINIMUM_RATE)
+    recipe = dict(RATES, warmup=o.warmup / o.steps, minimum_rate=MINIMUM_RATE, balancing_rate=BALANCING_RATE)
     return {"model": "model.json", "tokenizer": os.path.abspath(o.tokenizer), "data": os.path.abspath(data), "seed": o.seed, "phases": [phase],
             "recipe": recipe, "evaluate_tokens": o.sequence, "sample": {"tokens": 1}}
 

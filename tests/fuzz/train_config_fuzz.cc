@@ -15,6 +15,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }
   const k3::train::TrainConfig& c = *result;
   K3_CHECK(!c.phases.empty() && c.phases.front().new_schedule && !c.tokenizer.empty() && !c.data.empty());
+  K3_CHECK(c.start_sha256.empty() || !c.start.empty());
   for (const k3::train::Phase& phase : c.phases) {
     K3_CHECK(phase.steps >= 0 && phase.sequence_tokens >= 2 && phase.micro_batches >= 1 && !phase.sources.empty());
     K3_CHECK(phase.tokens_per_step > 0 && phase.tokens_per_step % (phase.sequence_tokens * phase.micro_batches) == 0);

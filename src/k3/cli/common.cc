@@ -122,8 +122,8 @@ Result<LoadedModel> load_model(const std::string& path, const ComputeOptions& op
                        options.expert_stats));
     }
   }
-  if (loaded.model->device().is_cuda() && !options.expert_stats.empty()) {
-    note(fmt::format("k3: --expert-stats {} is for --device cpu; a GPU learns anew at every start which experts are used", options.expert_stats));
+  if (loaded.model->device().is_cuda() && loaded.model->weights().experts == nullptr && !options.expert_stats.empty()) {
+    note(fmt::format("k3: --expert-stats {}: every expert is on the GPU, so none is counted and the file stays as it is (see --vram)", options.expert_stats));
   }
   loaded.load_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return loaded;

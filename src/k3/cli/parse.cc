@@ -92,7 +92,7 @@ void add_other_compute(CLI::App& app, ComputeOptions& o) {
       })
       ->group(group);
   app.add_option("--expert-stats", o.expert_stats,
-                 "With --ram: a JSON file of how often each expert was used; the hottest are loaded first, and the file is "
+                 "With --ram or --vram: a JSON file of how often each expert was used; the hottest are loaded first, and the file is "
                  "brought up to date at the end")
       ->group(group);
 }

@@ -1,6 +1,7 @@
 #include "k3/format/config_edit.h"
 
 #include <algorithm>
+#include <charconv>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <string_view>
@@ -53,8 +54,9 @@ std::vector<Json*> owners_of(Json& root, const std::string& name) {
   return {};
 }
 
-Status set_by_name(Json& root, const std::string& name, const Json& value) {
+Status set_by_name(Json& root, const std::string& name, const Json& value, std::span<const std::string_view> addable) {
   std::vector<Json*> owners = owners_of(root, name);
+  if (owners.empty() && std::find(addable.begin(), addable.end(), name) != addable.end()) owners.push_back(&root);
   if (owners.empty()) {
     if (std::find(std::begin(kOptional), std::end(kOptional), name) == std::end(kOptional)) {
       return fail(Code::invalid_argument, "no field '{}' in this config; check the spelling, or name a new one by its path",
@@ -69,7 +71,16 @@ Status set_by_name(Json& root, const std::string& name, const Json& value) {
   return {};
 }
 
-Result<Json*> resolve_path(Json& root, std::string_view path) {
+// Item of a list that is named by its number.
+Json* item_of(Json& list, const std::string& number) {
+  size_t at = 0;
+  const char* const end = number.data() + number.size();
+  const auto read = std::from_chars(number.data(), end, at);
+  return read.ec == std::errc() && read.ptr == end && at < list.size() ? &list[at] : nullptr;
+}
+
+Result<Json*> resolve_path(Json& root, std::string_view whole) {
+  std::string_view path = whole;
   Json* at = &root;
   // "linear_attn_config.num_heads" may leave out the leading "text_config.".
   const std::string first(path.substr(0, path.find('.')));
@@ -77,10 +88,13 @@ Result<Json*> resolve_path(Json& root, std::string_view path) {
   while (true) {
     const size_t dot = path.find('.');
     const std::string key(path.substr(0, dot));
-    if (key.empty() || !at->is_object()) {
-      return fail(Code::invalid_argument, "'{}' is not a path to a field of the config", path);
+    Json* const item = at->is_array() ? item_of(*at, key) : nullptr;
+    if (item == nullptr && (key.empty() || !at->is_object())) {
+      if (at->is_array())
+        return fail(Code::invalid_argument, "'{}': '{}' is none of the {} items, which begin at 0", whole, key, at->size());
+      return fail(Code::invalid_argument, "'{}' is not a path to a field of the config", whole);
     }
-    at = &(*at)[key];
+    at = item != nullptr ? item : &(*at)[key];
     if (dot == std::string_view::npos) return at;
     if (at->is_null()) *at = Json::object();
     path.remove_prefix(dot + 1);
@@ -105,7 +119,8 @@ void trim_layers(Json& root) {
 
 }  // namespace
 
-Result<std::string> edit_config(std::string_view json, std::span<const std::string> assignments) {
+Result<std::string> edit_config(std::string_view json, std::span<const std::string> assignments,
+                                std::span<const std::string_view> addable) {
   K3_TRY_ASSIGN(Json root, parse(json));
   bool layers_changed = false;
   for (const std::string& assignment : assignments) {
@@ -121,7 +136,7 @@ Result<std::string> edit_config(std::string_view json, std::span<const std::stri
       K3_TRY_ASSIGN(Json* const target, resolve_path(root, name));
       *target = value;
     } else {
-      K3_TRY(set_by_name(root, name, value));
+      K3_TRY(set_by_name(root, name, value, addable));
     }
     layers_changed |= name == "num_hidden_layers" || name.ends_with(".num_hidden_layers");
   }

@@ -18,8 +18,10 @@ namespace k3 {
 // Each assignment is "field=value" or "dotted.path=value"; the value is JSON, or else taken as a string. A bare
 // name means the field of that name wherever the config has it (text_config and top level alike, then
 // linear_attn_config, vision_config); of names the config lacks only those of its optional fields are added, to the
-// text config. Lowering num_hidden_layers trims both layer lists.
-Result<std::string> edit_config(std::string_view json, std::span<const std::string> assignments);
+// text config, and those in `addable`, to the top level. In a path the number of an item stands for it: "phases.0.steps".
+// Lowering num_hidden_layers trims both layer lists.
+Result<std::string> edit_config(std::string_view json, std::span<const std::string> assignments,
+                                std::span<const std::string_view> addable = {});
 
 // Drops vision_config and the vision fields of the top level.
 Result<std::string> remove_vision(std::string_view json);

@@ -32,6 +32,25 @@ TEST(ConfigEdit, FindsFieldsByNameAndPath) {
   EXPECT_EQ(j["text_config"]["new_field"], json::parse("[1,2]"));
 }
 
+TEST(ConfigEdit, ChangesItemsOfListsByTheirNumber) {
+  const json j = edited({"text_config.linear_attn_config.kda_layers.1=9"});
+  EXPECT_EQ(j["text_config"]["linear_attn_config"]["kda_layers"], json::parse("[1,9,3]"));
+  constexpr const char* kPhases = R"({"phases":[{"steps":3},{"steps":4}]})";
+  EXPECT_EQ(json::parse(edit_config(kPhases, std::vector<std::string>{"phases.1.steps=7"}).value())["phases"][1]["steps"], 7);
+  for (const std::string bad : {"phases.2.steps=1", "phases.x=1", "phases.-1=1", "phases..steps=1", "phases.0x.steps=1"}) {
+    const auto out = edit_config(kPhases, std::vector<std::string>{bad});
+    ASSERT_FALSE(out.ok()) << bad;
+    EXPECT_NE(out.error().message.find("none of the 2 items"), std::string::npos) << out.error().message;
+  }
+}
+
+TEST(ConfigEdit, AddsTheNamesThatAreGiven) {
+  constexpr std::string_view kMay[] = {"start"};
+  const json j = json::parse(edit_config(kNested, std::vector<std::string>{"start=a/b"}, kMay).value());
+  EXPECT_EQ(j["start"], "a/b");
+  EXPECT_FALSE(edit_config(kNested, std::vector<std::string>{"strat=a/b"}, kMay).ok());
+}
+
 TEST(ConfigEdit, ChangesAFieldWhereverItStands) {
   constexpr const char* kTwice = R"({"bos_token_id":7,"text_config":{"bos_token_id":7}})";
   const json j = json::parse(edit_config(kTwice, std::vector<std::string>{"bos_token_id=1"}).value());

@@ -9,6 +9,7 @@
 #include "k3/model/gpu/gpu_random.h"
 #include "k3/model/gpu/gpu_weights.h"
 #include "k3/model/random_weights.h"
+#include "k3/model/stream/expert_stats.h"
 #include "k3/model/summary.h"
 
 namespace k3 {
@@ -89,8 +90,17 @@ Result<Model> Model::load(const std::string& path, ThreadPool& pool, const LoadO
       if (options.on_plan) options.on_plan(plan_lines(*model.gpu_plan_), 0);
     }
     const GpuPlan* const plan = model.gpu_plan_ ? &*model.gpu_plan_ : nullptr;
-    K3_TRY_ASSIGN(model.weights_,
-                  load_weights_on(options.device, checkpoint, model.config_, plan, pool, options.progress).with_context(model.folder_));
+    const std::string& stats = options.stream.expert_stats;
+    if (plan != nullptr && !plan->everything && !stats.empty()) {
+      K3_TRY(check_expert_stats_path(stats));
+      model.expert_stats_ = stats;
+      model.earlier_uses_.assign(static_cast<size_t>(model.config_.num_hidden_layers * model.config_.num_experts), 0);
+      if (path_exists(stats)) {
+        K3_TRY_ASSIGN(model.earlier_uses_, read_expert_stats(stats, model.config_.num_hidden_layers, model.config_.num_experts));
+      }
+    }
+    K3_TRY_ASSIGN(model.weights_, load_weights_on(options.device, checkpoint, model.config_, plan, pool, options.progress, model.earlier_uses_)
+                                      .with_context(model.folder_));
     return model;
   }
   if (options.vram_bytes) return fail(Code::invalid_argument, "--vram is for --device cuda; --ram limits the memory of a CPU");
@@ -132,7 +142,19 @@ Result<std::optional<ops::ExpertStoreStats>> Model::expert_store_stats() const {
   return std::optional<ops::ExpertStoreStats>(stats);
 }
 
-Status Model::save_expert_stats() const { return stream_ == nullptr ? Status() : stream_->save_expert_stats(); }
+Status Model::save_expert_stats() const {
+  if (stream_ != nullptr) return stream_->save_expert_stats();
+  if (expert_stats_.empty() || weights_.experts == nullptr) return {};
+  K3_TRY_ASSIGN(const std::vector<uint64_t> now, weights_.experts->uses());
+  std::vector<uint64_t> all = earlier_uses_;  // layers whose experts are all on the GPU count nothing
+  const int64_t experts = config_.num_experts;
+  for (int64_t l = 0; l < config_.num_hidden_layers; ++l) {
+    const ops::ExpertBank& bank = weights_.layers[static_cast<size_t>(l)].moe.bank;
+    if (bank.store == nullptr) continue;
+    for (int64_t e = 0; e < experts; ++e) all[static_cast<size_t>(l * experts + e)] += now[static_cast<size_t>(bank.store_layer * experts + e)];
+  }
+  return write_expert_stats(expert_stats_, config_.num_hidden_layers, experts, all);
+}
 
 Status Model::check_ids(std::span<const int32_t> ids) const {
   for (size_t i = 0; i < ids.size(); ++i) {

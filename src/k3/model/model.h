@@ -60,7 +60,7 @@ class Model {
   const std::optional<GpuPlan>& gpu_plan() const { return gpu_plan_; }
   std::optional<StreamStats> stream_stats() const;  // of a model that reads from disk
   Result<std::optional<ops::ExpertStoreStats>> expert_store_stats() const;  // of a model larger than its GPU
-  Status save_expert_stats() const;                 // to StreamOptions::expert_stats, if that was given
+  Status save_expert_stats() const;                 // to StreamOptions::expert_stats, if that was given and experts are counted
   Device device() const { return device_; }
   const std::string& folder() const { return folder_; }
   Status check_ids(std::span<const int32_t> ids) const;
@@ -73,6 +73,8 @@ class Model {
   std::optional<GpuPlan> gpu_plan_;
   std::unique_ptr<WeightStream> stream_;
   std::string folder_;
+  std::string expert_stats_;            // on a GPU: the file, and what it said at the start
+  std::vector<uint64_t> earlier_uses_;
 };
 
 // The folder of a model path that may be the folder or its config file.

@@ -139,9 +139,10 @@ Status train_command(const TrainOptions& options) {
   run.on_sample = [&](const train::SampleRecord& r) { screen.sample(r); };
   K3_TRY_ASSIGN(const std::unique_ptr<train::Trainer> trainer, train::Trainer::create(config, run, pool));
   if (!options.quiet && !options.json) {
+    std::string from = config.start.empty() ? "" : fmt::format("; begins from {}", config.start);
+    if (trainer->resumed_step() > 0) from = fmt::format("; resumed after step {}", trainer->resumed_step());
     std::fprintf(stderr, "%.2f M parameters, %lld steps, %s, %d threads%s\n", static_cast<double>(trainer->parameters()) / 1e6,
-                 static_cast<long long>(config.total_steps()), device_name(run.device).c_str(), pool.size(),
-                 trainer->resumed_step() > 0 ? fmt::format("; resumed after step {}", trainer->resumed_step()).c_str() : "");
+                 static_cast<long long>(config.total_steps()), device_name(run.device).c_str(), pool.size(), from.c_str());
   }
   catch_stop(!options.quiet && ::isatty(STDERR_FILENO) == 1);
   K3_TRY_ASSIGN(const train::RunSummary summary, trainer->run());

@@ -4,6 +4,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -56,8 +57,8 @@ struct Mover {
 class Loader {
  public:
   Loader(Device device, const Checkpoint& checkpoint, const Config& config, const GpuPlan* plan, ThreadPool& pool,
-         const LoadProgress& progress)
-      : device_(device), checkpoint_(checkpoint), config_(config), pool_(pool), progress_(progress) {
+         const LoadProgress& progress, std::span<const uint64_t> uses)
+      : device_(device), checkpoint_(checkpoint), config_(config), pool_(pool), progress_(progress), uses_(uses) {
     if (plan == nullptr || plan->everything) return;
     plan_ = plan;
     whole_layers_left_ = plan->whole_layers;
@@ -111,7 +112,7 @@ class Loader {
     feeder_.reset();
     for (Unpacked& u : unpacked_) u.memory = Storage();
     packed_ = Storage();
-    if (set_.experts) K3_TRY(set_.experts->finish(pack_stream_.get()));
+    if (set_.experts) K3_TRY(set_.experts->finish(pack_stream_.get(), scores_));
     clock.lap(end_seconds_);
     log_info("weights onto {}: {} to begin, {} in memory, {} in names and places, {} waiting for reads and copies, {} in small parameters, "
              "{} to end", device_name(device_), format_seconds(start_seconds_), format_seconds(place_seconds_), format_seconds(wire_seconds_),
@@ -236,6 +237,7 @@ class Loader {
     const ops::ExpertStoreShape& shape = set_.experts->shape();
     bank.store = set_.experts.get();
     bank.store_layer = stored_layers_++;
+    if (!uses_.empty()) add_scores(uses_.subspan(static_cast<size_t>(l * bank.experts), static_cast<size_t>(bank.experts)));
     K3_TRY_ASSIGN(std::byte* const host, set_.experts->add_layer());
     if (packed_.size_bytes() == 0) {
       K3_TRY_ASSIGN(packed_, Storage::allocate_on(device_, at_once_ * shape.expert_bytes));
@@ -252,6 +254,14 @@ class Loader {
                          one.factors = bank.factors + 4 * e;
                          return ops::cuda::pack_expert(one, 0, w.w1, w.w2, w.w3, pack_stream_.get());
                        });
+  }
+
+  // As if the last tokens had chosen as those of the earlier runs did.
+  void add_scores(std::span<const uint64_t> uses) {
+    constexpr double kTokens = 350;  // a score halves in so many
+    const double sum = std::max(1.0, static_cast<double>(std::accumulate(uses.begin(), uses.end(), uint64_t{0})));
+    const double each = kTokens * static_cast<double>(config_.num_experts_per_token) / sum;
+    for (const uint64_t n : uses) scores_.push_back(static_cast<float>(static_cast<double>(n) * each));
   }
 
   // pack(e, matrices on the device) for each expert of a layer; done(begin, count) after some of them.
@@ -294,6 +304,8 @@ class Loader {
   const Config& config_;
   ThreadPool& pool_;
   const LoadProgress& progress_;
+  std::span<const uint64_t> uses_;  // [layers, experts] or none
+  std::vector<float> scores_;       // of the stored layers
   StreamHandle stream_, pack_stream_;
   StreamHandle small_stream_;  // copies of memory that is not pinned wait for their stream, which is better empty
   double start_seconds_ = 0, place_seconds_ = 0, wire_seconds_ = 0, feed_seconds_ = 0, small_seconds_ = 0, end_seconds_ = 0;
@@ -366,11 +378,11 @@ Status check_gpu_config(const Config& c) {
 }
 
 Result<WeightSet> load_weights_on(Device device, const Checkpoint& checkpoint, const Config& config, const GpuPlan* plan, ThreadPool& pool,
-                                  const LoadProgress& progress) {
+                                  const LoadProgress& progress, std::span<const uint64_t> uses) {
   K3_TRY(check_gpu_config(config));
   K3_TRY(set_current_device(device));
   K3_TRY(ops::cuda::check_device(plan != nullptr && !plan->everything));
-  K3_TRY_ASSIGN(WeightSet set, Loader(device, checkpoint, config, plan, pool, progress).run());
+  K3_TRY_ASSIGN(WeightSet set, Loader(device, checkpoint, config, plan, pool, progress, uses).run());
   K3_TRY(check_matrices(set));
   return set;
 }

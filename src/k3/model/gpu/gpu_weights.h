@@ -9,6 +9,8 @@
 // Source:   model.md 2, 3; kernels.md.
 #pragma once
 
+#include <span>
+
 #include "k3/model/gpu/gpu_plan.h"
 #include "k3/model/weights.h"
 #include "k3/tensor/device.h"
@@ -18,8 +20,9 @@ namespace k3 {
 // What the kernels need of a config.
 Status check_gpu_config(const Config& config);
 
-// plan: what lies where; null: everything in the GPU's memory.
+// plan: what lies where; null: everything in the GPU's memory. uses: [layers, experts] of earlier runs, or empty: experts that get the
+// slots of a plan at first.
 Result<WeightSet> load_weights_on(Device device, const Checkpoint& checkpoint, const Config& config, const GpuPlan* plan, ThreadPool& pool,
-                                  const LoadProgress& progress);
+                                  const LoadProgress& progress, std::span<const uint64_t> uses = {});
 
 }  // namespace k3

@@ -12,6 +12,7 @@
 #include "k3/base/rng.h"
 #include "k3/model/init.h"
 #include "k3/model/model.h"
+#include "k3/model/stream/expert_stats.h"
 
 namespace k3 {
 namespace {
@@ -72,12 +73,13 @@ class LargerThanGpu : public testing::TestWithParam<bool> {
     }
     K3_CHECK(false, "no budget has {} slots", slots);
   }
-  Model load(std::optional<int64_t> vram, std::optional<int64_t> ram = {}) {
+  Model load(std::optional<int64_t> vram, std::optional<int64_t> ram = {}, const std::string& stats = {}) {
     LoadOptions options;
     options.device = Device{0};
     options.vram_bytes = vram;
     options.ram_bytes = ram;
     options.run = sizes();
+    options.stream.expert_stats = stats;
     Result<Model> model = Model::load(folder_, pool_, options);
     K3_CHECK(model.ok(), "{}", model.error().message);
     return *std::move(model);
@@ -174,6 +176,53 @@ TEST_P(LargerThanGpu, LittleHostMemoryKeepsWholeLayersOnTheGpu) {
   EXPECT_EQ(model.gpu_plan()->whole_layers, 2);
   EXPECT_EQ(model.gpu_plan()->store.layers, 2);
   EXPECT_TRUE(same_bits(logits(model), want));
+}
+
+// What one run counted decides which experts have slots when the next begins.
+TEST_P(LargerThanGpu, ExpertStatsAreCountedAndLoadedFirst) {
+  const std::string path = folder_ + "/stats.json";
+  const std::vector<float> want = logits(load({}));
+  {
+    const Model model = load(vram_for(20), {}, path);
+    EXPECT_TRUE(same_bits(logits(model), want));
+    ASSERT_TRUE(model.save_expert_stats().ok());
+  }
+  const std::vector<uint64_t> counts = read_expert_stats(path, 5, 24).value();
+  const auto tokens = static_cast<uint64_t>(want.size() / 1024);  // each has a row of logits
+  for (int64_t l = 0; l < 5; ++l) {
+    uint64_t sum = 0;
+    for (int64_t e = 0; e < 24; ++e) sum += counts[static_cast<size_t>(l * 24 + e)];
+    EXPECT_EQ(sum, l == 0 ? 0 : 4 * tokens) << l;
+  }
+  const Model model = load(vram_for(20), {}, path);
+  ops::ExpertStore& store = *model.weights().experts;
+  for (int64_t l = 0; l < 4; ++l) {
+    const ops::ExpertStore::Layer layer = store.layer(l);
+    std::vector<int32_t> slot(24);
+    ASSERT_TRUE(copy_async(slot.data(), layer.slot, 24 * 4, nullptr).ok() && synchronize(nullptr).ok());
+    uint64_t least_kept = ~uint64_t{0}, most_left = 0;
+    int64_t kept = 0;
+    for (int64_t e = 0; e < 24; ++e) {
+      const uint64_t n = counts[static_cast<size_t>((l + 1) * 24 + e)];
+      const bool has = slot[static_cast<size_t>(e)] >= 0;
+      kept += has ? 1 : 0;
+      (has ? least_kept : most_left) = has ? std::min(least_kept, n) : std::max(most_left, n);
+    }
+    EXPECT_EQ(kept, layer.slot_count);
+    EXPECT_GE(least_kept, most_left) << l;
+  }
+  EXPECT_TRUE(same_bits(logits(model), want));
+  ASSERT_TRUE(model.save_expert_stats().ok());
+  const std::vector<uint64_t> both = read_expert_stats(path, 5, 24).value();
+  for (size_t i = 0; i < both.size(); ++i) EXPECT_EQ(both[i], 2 * counts[i]);
+  EXPECT_FALSE(Model::load(folder_, pool_, [&] {
+                 LoadOptions options;
+                 options.device = Device{0};
+                 options.vram_bytes = vram_for(20);
+                 options.run = sizes();
+                 options.stream.expert_stats = folder_ + "/none/stats.json";
+                 return options;
+               }()).ok());
 }
 
 TEST_P(LargerThanGpu, TwoRunnersTakeTurns) {

@@ -1,6 +1,7 @@
 #include "k3/model/stream/expert_stats.h"
 
 #include <charconv>
+#include <filesystem>
 
 #include "k3/base/file.h"
 #include "k3/base/json_writer.h"
@@ -23,6 +24,12 @@ Result<uint64_t> count_of(const JsonNode* node, const std::string& path, const s
 }
 
 }  // namespace
+
+Status check_expert_stats_path(const std::string& path) {
+  const std::string folder = std::filesystem::path(path).parent_path().string();
+  if (folder.empty() || is_directory(folder)) return {};
+  return fail(Code::not_found, "--expert-stats {}: there is no folder {}", path, folder);
+}
 
 Result<std::vector<uint64_t>> read_expert_stats(const std::string& path, int64_t layers, int64_t experts) {
   K3_TRY_ASSIGN(const std::string text, read_file(path, kMostBytes));

@@ -17,6 +17,8 @@
 namespace k3 {
 
 Result<std::vector<uint64_t>> read_expert_stats(const std::string& path, int64_t layers, int64_t experts);
+// That the file can be written at the end: said before anything is read, not when what was learned would be lost.
+Status check_expert_stats_path(const std::string& path);
 Status write_expert_stats(const std::string& path, int64_t layers, int64_t experts, const std::vector<uint64_t>& counts);
 
 }  // namespace k3

@@ -45,11 +45,7 @@ std::byte* head_place(std::byte* memory, int64_t offset) {
 Result<std::unique_ptr<WeightStream>> WeightStream::open(Checkpoint checkpoint, const Config& config, ExpertTable experts,
                                                          const MemoryPlan& plan, const StreamOptions& options,
                                                          ThreadPool& pool, const LoadProgress& progress) {
-  // Said before anything is read, not when the run is over and what it learned would be lost.
-  const std::string stats_folder = std::filesystem::path(options.expert_stats).parent_path().string();
-  if (!stats_folder.empty() && !is_directory(stats_folder)) {
-    return fail(Code::not_found, "--expert-stats {}: there is no folder {}", options.expert_stats, stats_folder);
-  }
+  K3_TRY(check_expert_stats_path(options.expert_stats));
   std::unique_ptr<WeightStream> stream(new WeightStream(std::move(checkpoint), config, plan));
   K3_TRY(stream->open_files(options));
   K3_TRY(stream->load_final());

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "k3/base/check.h"
 #include "k3/base/units.h"
@@ -23,16 +24,27 @@ constexpr int64_t kAlign = 256;
 int64_t align(int64_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
 
 struct Tables {
-  int64_t owner, score, list, counts, total;
+  int64_t owner, score, list, uses, counts, total;
 };
 Tables tables_of(const ExpertStoreShape& s) {
   Tables t{};
   t.owner = align(s.layers * s.experts * 4);
   t.score = t.owner + align(s.slots * 4);
   t.list = t.score + align(s.layers * s.experts * 4);
-  t.counts = t.list + align((1 + 2 * s.experts) * 4);
+  t.uses = t.list + align((1 + 2 * s.experts) * 4);
+  t.counts = t.uses + align(s.layers * s.experts * 8);
   t.total = t.counts + align((s.layers + 1) * static_cast<int64_t>(sizeof(cuda::MoeFetchCounts)));
   return t;
+}
+
+// Those that shall have a layer's slots at first, ascending.
+std::vector<int64_t> first_owners(const float* scores, int64_t experts, int64_t slots) {
+  std::vector<int64_t> order(static_cast<size_t>(experts));
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return scores[a] > scores[b]; });
+  order.resize(static_cast<size_t>(slots));
+  std::sort(order.begin(), order.end());
+  return order;
 }
 
 }  // namespace
@@ -66,24 +78,35 @@ Result<std::byte*> ExpertStore::add_layer() {
   return host_.back().data();
 }
 
-Status ExpertStore::finish(Stream stream) {
+Status ExpertStore::finish(Stream stream, std::span<const float> scores) {
   K3_CHECK(static_cast<int64_t>(host_.size()) == shape_.layers, "{} of {} layers", host_.size(), shape_.layers);
   const Tables t = tables_of(shape_);
-  owner_at_ = t.owner, score_at_ = t.score, list_at_ = t.list, counts_at_ = t.counts;
+  K3_CHECK(scores.empty() || static_cast<int64_t>(scores.size()) == shape_.layers * shape_.experts, "{} scores", scores.size());
+  owner_at_ = t.owner, score_at_ = t.score, list_at_ = t.list, uses_at_ = t.uses, counts_at_ = t.counts;
   K3_TRY_ASSIGN(slots_, Storage::allocate_on(device_, (shape_.slots + 2 * shape_.staged) * shape_.expert_bytes));
   K3_TRY_ASSIGN(tables_, Storage::allocate_on(device_, t.total));
   K3_TRY_ASSIGN(mirror_, Storage::pinned(t.total));
-  // At first the first experts of every layer: as good as any others.
+  // Without scores the first experts of every layer: as good as any others.
   std::memset(mirror_.data(), 0, static_cast<size_t>(t.total));
   auto* slot = reinterpret_cast<int32_t*>(mirror_.data());
   auto* owner = reinterpret_cast<int32_t*>(mirror_.data() + owner_at_);
+  auto* score = reinterpret_cast<float*>(mirror_.data() + score_at_);
+  std::copy(scores.begin(), scores.end(), score);
   for (int64_t l = 0; l < shape_.layers; ++l) {
     const int64_t first = shape_.first_slot(l), count = shape_.slots_of(l);
-    for (int64_t e = 0; e < shape_.experts; ++e) {
-      slot[l * shape_.experts + e] = e < count ? static_cast<int32_t>(first + e) : -1;
-      if (e < count) owner[first + e] = static_cast<int32_t>(e);
+    const std::byte* const host = host_[static_cast<size_t>(l)].data();
+    std::fill_n(slot + l * shape_.experts, shape_.experts, -1);
+    const std::vector<int64_t> owners = first_owners(score + l * shape_.experts, shape_.experts, count);
+    for (int64_t i = 0; i < count;) {
+      const int64_t e = owners[static_cast<size_t>(i)];
+      int64_t run = 0;  // experts side by side are one copy
+      for (; i + run < count && owners[static_cast<size_t>(i + run)] == e + run; ++run) {
+        slot[l * shape_.experts + e + run] = static_cast<int32_t>(first + i + run);
+        owner[first + i + run] = static_cast<int32_t>(e + run);
+      }
+      K3_TRY(copy_async(slot_at(first + i), host + e * shape_.expert_bytes, run * shape_.expert_bytes, stream));
+      i += run;
     }
-    K3_TRY(copy_async(slot_at(first), host_[static_cast<size_t>(l)].data(), count * shape_.expert_bytes, stream));
   }
   K3_TRY(copy_async(tables_.data(), mirror_.data(), t.total, stream));
   return synchronize(stream);
@@ -99,6 +122,7 @@ ExpertStore::Layer ExpertStore::layer(int64_t l) const {
           .owner = ints(owner_at_) + first,
           .list = ints(list_at_),
           .score = reinterpret_cast<float*>(tables_.data() + score_at_) + l * shape_.experts,
+          .uses = reinterpret_cast<uint64_t*>(tables_.data() + uses_at_) + l * shape_.experts,
           .counts = counts + l,
           .staged_counts = counts + shape_.layers,
           .first_slot = first,
@@ -146,13 +170,23 @@ Status ExpertStore::staged_done(Stream stream) {
   return {};
 }
 
-Result<ExpertStoreStats> ExpertStore::stats() {
-  const std::lock_guard lock(mutex_);
+Status ExpertStore::fetch_tables(int64_t from, int64_t to) {
   K3_TRY(set_current_device(device_));
   K3_TRY(wait(copies_.get(), last_step_));
-  const int64_t bytes = tables_.size_bytes() - counts_at_;
-  K3_TRY(copy_async(mirror_.data() + counts_at_, tables_.data() + counts_at_, bytes, copies_.get()));
-  K3_TRY(synchronize(copies_.get()));
+  K3_TRY(copy_async(mirror_.data() + from, tables_.data() + from, to - from, copies_.get()));
+  return synchronize(copies_.get());
+}
+
+Result<std::vector<uint64_t>> ExpertStore::uses() {
+  const std::lock_guard lock(mutex_);
+  K3_TRY(fetch_tables(uses_at_, counts_at_));
+  const auto* first = reinterpret_cast<const uint64_t*>(mirror_.data() + uses_at_);
+  return std::vector<uint64_t>(first, first + shape_.layers * shape_.experts);
+}
+
+Result<ExpertStoreStats> ExpertStore::stats() {
+  const std::lock_guard lock(mutex_);
+  K3_TRY(fetch_tables(counts_at_, tables_.size_bytes()));
   const auto* counts = reinterpret_cast<const cuda::MoeFetchCounts*>(mirror_.data() + counts_at_);
   ExpertStoreStats s;
   for (int64_t l = 0; l < shape_.layers; ++l) {

@@ -15,6 +15,7 @@
 
 #include <memory>
 #include <mutex>
+#include <span>
 #include <vector>
 
 #include "k3/tensor/device.h"
@@ -45,8 +46,9 @@ class ExpertStore {
   static Result<std::unique_ptr<ExpertStore>> create(Device device, const ExpertStoreShape& shape);
 
   // Loading: the experts of the layers in order, then slots and tables. The stream has run the copies into add_layer's memory.
+  // scores: [layers, experts] to begin with (cuda/moe_fetch_cuda.h), or none; the highest of each layer have its slots at first.
   Result<std::byte*> add_layer();
-  Status finish(Stream stream);
+  Status finish(Stream stream, std::span<const float> scores = {});
 
   std::mutex& step_mutex() { return mutex_; }
   // staged: the step's kernels take experts in parts (stage); waits for the GPU then, to see which are there.
@@ -59,6 +61,7 @@ class ExpertStore {
     std::byte* slots;  // slot 0 of all
     int32_t *slot, *owner, *list;
     float* score;
+    uint64_t* uses;
     void *counts, *staged_counts;  // MoeFetchCounts
     int64_t first_slot, slot_count;
   };
@@ -75,6 +78,7 @@ class ExpertStore {
 
   const ExpertStoreShape& shape() const { return shape_; }
   Result<ExpertStoreStats> stats();  // waits for the GPU
+  Result<std::vector<uint64_t>> uses();  // [layers, experts] since the start: tokens that chose them; likewise
 
  private:
   ExpertStore(Device device, const ExpertStoreShape& shape) : device_(device), shape_(shape) {}
@@ -84,8 +88,9 @@ class ExpertStore {
   Device device_;
   ExpertStoreShape shape_;
   std::vector<Storage> host_;
-  Storage slots_, tables_;  // tables: slot, owner, score, list, counts
-  int64_t owner_at_ = 0, score_at_ = 0, list_at_ = 0, counts_at_ = 0;
+  Status fetch_tables(int64_t from, int64_t to);  // to the mirror
+  Storage slots_, tables_;  // tables: slot, owner, score, list, uses, counts
+  int64_t owner_at_ = 0, score_at_ = 0, list_at_ = 0, uses_at_ = 0, counts_at_ = 0;
   Storage mirror_;          // of the tables, pinned
   StreamHandle copies_;
   EventHandle last_step_;

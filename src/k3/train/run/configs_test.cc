@@ -9,6 +9,7 @@
 #include "k3/train/run/gradient.h"
 #include "k3/train/run/optimizer.h"
 #include "k3/train/run/quantised_experts.h"
+#include "k3/train/run/start_model.h"
 #include "k3/train/run/train_flops.h"
 
 namespace k3::train {
@@ -23,13 +24,23 @@ double tokens_of(const TrainConfig& config) {
 }
 
 TEST(Configs, AllAreReadAndOfSizesThatMayBe) {
-  for (const char* const name : {"k3-nano", "k3-mini", "k3-small"}) {
+  for (const char* const name : {"k3-nano", "k3-mini", "k3-mini-chat", "k3-small"}) {
     const TrainConfig config = config_of(name);
     EXPECT_TRUE(check_sizes(config.model).ok()) << name;
     EXPECT_TRUE(config.model.experts_mxfp4) << name;
     EXPECT_TRUE(config.phases.back().mxfp4_experts) << name << ": what is exported was not trained";
     for (const Phase& phase : config.phases) EXPECT_GT(phase.steps, 0) << name;
   }
+}
+
+TEST(Configs, TheChatPhaseIsOfTheModelItBeginsFrom) {
+  const TrainConfig config = config_of("k3-mini-chat"), before = config_of("k3-mini");
+  EXPECT_EQ("", first_difference(config.model, before.model));
+  EXPECT_TRUE(config.start.ends_with("build/k3-mini/model")) << config.start;
+  double chat = 0;
+  for (const SourceShare& source : config.phases[0].sources) chat += source.share.value_or(0);
+  EXPECT_NEAR(0.56, chat, 1e-6);
+  EXPECT_LE(tokens_of(config), 300 * 131072.0);
 }
 
 // What docs/training.md says of it: the dimensions of released heads and ranks, and the cost.

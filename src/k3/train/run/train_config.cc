@@ -12,6 +12,10 @@
 namespace k3::train {
 namespace {
 
+// Fields of the top level that a file may lack and --set may add.
+constexpr std::string_view kAddable[] = {"start",           "start_sha256",     "seed",         "recompute",        "evaluate_every",
+                                         "evaluate_tokens", "evaluate_sources", "sample_every", "checkpoint_every"};
+
 // Reads the fields of one object and remembers which, so that a misspelt one is found.
 class Fields {
  public:
@@ -177,6 +181,8 @@ Status read_rest(Fields& fields, TrainConfig* out) {
   int64_t seed = 0;
   K3_TRY(fields.read("tokenizer", &out->tokenizer));
   K3_TRY(fields.read("data", &out->data));
+  K3_TRY(fields.read("start", &out->start));
+  K3_TRY(fields.read("start_sha256", &out->start_sha256));
   K3_TRY(fields.read("seed", int64_t{0}, int64_t{1} << 52, &seed));
   out->seed = static_cast<uint64_t>(seed);
   K3_TRY(fields.read("recompute", &out->recompute));
@@ -201,6 +207,10 @@ Status read_rest(Fields& fields, TrainConfig* out) {
   }
   out->tokenizer = beside(out->path, out->tokenizer);
   out->data = beside(out->path, out->data);
+  out->start = beside(out->path, out->start);
+  if (out->start.empty() && !out->start_sha256.empty()) {
+    return fail(Code::invalid_argument, "start_sha256 says which model the run begins from, but start names none");
+  }
   if (out->tokenizer.empty()) return fail(Code::invalid_argument, "tokenizer is missing: the folder that `k3 train-tokenizer` wrote");
   if (out->data.empty()) return fail(Code::invalid_argument, "data is missing: the folder that `k3 prepare` wrote");
   return {};
@@ -256,7 +266,7 @@ Result<TrainConfig> parse_train_config(std::string_view json, const std::string&
 Result<TrainConfig> load_train_config(const std::string& path, const std::vector<std::string>& set) {
   K3_TRY_ASSIGN(std::string json, read_file(path, int64_t{16} << 20));
   if (!set.empty()) {
-    K3_TRY_ASSIGN(json, edit_config(json, set).with_context(path));
+    K3_TRY_ASSIGN(json, edit_config(json, set, kAddable).with_context(path));
   }
   return parse_train_config(json, path);
 }

@@ -63,6 +63,8 @@ struct TrainConfig {
   std::string model_json;  // config.json of the export
   std::string tokenizer;   // folder
   std::string data;        // folder of `k3 prepare`
+  std::string start;       // folder of the model that the weights come from; empty: they are drawn
+  std::string start_sha256;  // of its tensors (start_model.h); empty in a file that does not say which it must be
   uint64_t seed = 0;
   bool recompute = false;
   Recipe recipe;

@@ -16,6 +16,7 @@
 #include "k3/train/run/quantised_experts.h"
 #include "k3/train/run/run_data.h"
 #include "k3/train/run/run_folder.h"
+#include "k3/train/run/start_model.h"
 #include "k3/train/run/train_flops.h"
 #include "k3/train/schedule.h"
 
@@ -118,16 +119,19 @@ struct Trainer::Impl {
 };
 
 Status Trainer::Impl::resume() {
+  // Of a resumed run, too: the config of its checkpoints says which model it was begun from.
+  if (!config.start.empty()) K3_TRY(read_start(config, weights));
   state.config_hash = sha256_hex(config.json);
   K3_TRY_ASSIGN(const std::optional<int64_t> newest, checkpoints.newest());
   if (!newest) {
-    draw_train_weights(weights, config.seed, pool);
+    if (config.start.empty()) draw_train_weights(weights, config.seed, pool);
     K3_TRY(write_file(options.folder + "/config_path", std::filesystem::absolute(config.path).string()));
     return write_file(options.folder + "/train.json", config.json);
   }
   const std::string advice = "cannot be resumed; to go on from an older checkpoint, or from the start, remove " + checkpoints.path(*newest);
   K3_TRY_ASSIGN(const RunState found, checkpoints.read_state(*newest).with_context(advice));
   if (found.config_hash != state.config_hash) {
+    K3_TRY(check_same_start(config, options.folder));
     return fail(Code::invalid_argument, "{}: this run was begun with another config ({}/train.json); resume it with that one, or take another folder",
                 options.folder, options.folder);
   }

@@ -1,98 +1,18 @@
 // A whole small run: from texts to an export, with stops, kills of the process's memory, damaged files and hostile configs.
-#include "k3/train/run/trainer.h"
+#include "k3/train/run/trainer_test.h"
 
-#include <gtest/gtest.h>
-#include <unistd.h>
-
-#include <filesystem>
 #include <fstream>
 
-#include "k3/base/file.h"
 #include "k3/format/npy.h"
 #include "k3/model/model.h"
-#include "k3/train/data/prepare/prepare.h"
 #include "k3/train/run/gradient.h"
 #include "k3/train/run/quantised_experts.h"
-#include "k3/train/run/tiny_model_test.h"
 #include "k3/train/run/write_batches.h"
-#include "k3/train/tokenizer/learn_tokenizer.h"
 
 namespace k3::train {
 namespace {
 
 namespace fs = std::filesystem;
-
-// Texts, tokenizer and shards in a folder of the test, and the config of a model of some ten thousand parameters.
-class TrainerTest : public testing::Test {
- protected:
-  static void SetUpTestSuite() {
-    const std::string base = root();
-    fs::remove_all(base);
-    fs::create_directories(base);
-    std::string stories, talk;
-    for (int i = 0; i < 60; ++i) {
-      const std::string animal = i % 3 == 0 ? "cat" : i % 3 == 1 ? "dog" : "duck";
-      stories += "The " + animal + " number " + std::to_string(i) + " went to the river and saw a fish. It was glad.\n<|endoftext|>\n";
-      talk += R"({"messages": [{"role": "user", "content": "Who are you? )" + std::to_string(i) + R"("}, {"role": "assistant", "content": "I am a )" + animal +
-              ".\"}]}\n";
-    }
-    ASSERT_TRUE(write_file(base + "/stories.txt", stories).ok());
-    ASSERT_TRUE(write_file(base + "/talk.jsonl", talk).ok());
-    ThreadPool pool(2);
-    const LearnReport learned = learn_tokenizer({.files = {{base + "/stories.txt"}, {base + "/talk.jsonl"}}, .vocab = 560}, pool).value();
-    fs::create_directories(base + "/tokenizer");
-    ASSERT_TRUE(write_tokenizer(base + "/tokenizer", learned.ranks.tokens).ok());
-    PrepareOptions prepare;
-    prepare.tokenizer = base + "/tokenizer";
-    prepare.out = base + "/data";
-    prepare.train = {base + "/stories.txt", base + "/talk.jsonl"};
-    prepare.holdout = 0.2;
-    const Result<DataManifest> made = prepare_data(prepare, pool);
-    ASSERT_TRUE(made.ok()) << made.error().message;
-    vocab() = made->vocab;
-  }
-
-  static void TearDownTestSuite() { fs::remove_all(root()); }
-
-  static std::string root() { return testing::TempDir() + "k3_trainer_test." + std::to_string(::getpid()); }
-  static int64_t& vocab() {
-    static int64_t value = 0;
-    return value;
-  }
-
-  static std::string model_json() { return tiny_model_json(vocab()); }
-
-  static std::string config_json(const std::string& extra = "") {
-    return R"({"model": )" + model_json() + R"(, "tokenizer": "tokenizer", "data": "data", "seed": 3,
-      "phases": [
-        {"name": "pretrain", "steps": 14, "sequence_tokens": 32, "tokens_per_step": 256, "micro_batches": 2,
-         "sources": [{"name": "stories"}, {"name": "talk", "share": 0.25, "learn_all": true}]},
-        {"name": "longer", "steps": 6, "sequence_tokens": 64, "tokens_per_step": 256, "mxfp4_experts": true, "mxfp8_activations": true, "sources": [{"name": "stories"}]},
-        {"name": "chat", "steps": 10, "sequence_tokens": 64, "tokens_per_step": 256, "mxfp4_experts": true, "new_schedule": true, "learning_rate": 0.5,
-         "sources": [{"name": "talk"}]}],
-      "evaluate_every": 10, "checkpoint_every": 5)" + extra + "}";
-  }
-
-  static TrainConfig config(const std::string& extra = "") { return parse_train_config(config_json(extra), root() + "/run.json").value(); }
-
-  static std::vector<double> run_all(const TrainConfig& config, const std::string& folder, int threads, RunOptions options = {}) {
-    options.folder = folder;
-    ThreadPool pool(threads);
-    const auto trainer = Trainer::create(config, options, pool);
-    EXPECT_TRUE(trainer.ok()) << trainer.error().message;
-    if (!trainer.ok()) return {};
-    const Result<RunSummary> summary = (*trainer)->run();
-    EXPECT_TRUE(summary.ok()) << summary.error().message;
-    return losses_in(folder);
-  }
-
-  static std::vector<double> losses_in(const std::string& folder) {
-    const RunLog log = RunLog::open(folder, 1 << 30, {}).value();
-    std::vector<double> out;
-    for (const StepRecord& r : log.steps()) out.push_back(r.loss);
-    return out;
-  }
-};
 
 TEST_F(TrainerTest, LearnsAndIsTheSameWhateverTheThreads) {
   const std::vector<double> one = run_all(config(), root() + "/one", 1), three = run_all(config(), root() + "/three", 3);
@@ -141,7 +61,8 @@ TEST_F(TrainerTest, ExportedExpertsAreTheTrainedOnesAndTheModelRuns) {
   ASSERT_TRUE(export_run(folder, model_folder, -1, false, 2).ok());
   ThreadPool pool(2);
   const Model model = Model::load(model_folder, pool).value();
-  TrainWeights trained = make_train_weights(config().model, DType::f32).value(), stored = make_train_weights(config().model, DType::f32).value();
+  TrainWeights trained = make_train_weights(config().model, DType::f32).value(),
+               stored = make_train_weights(config().model, DType::f32).value();
   ASSERT_TRUE(Checkpoints(folder + "/checkpoints").load_weights(30, trained).ok());
   ASSERT_TRUE(read_train_weights(Checkpoint::open(model_folder).value(), stored).ok());
   const Storage memory = Storage::allocate(trained.elements * 4).value();
@@ -187,8 +108,10 @@ TEST_F(TrainerTest, NumbersThatAreNoneEndTheRun) {
   RunOptions options;
   options.folder = root() + "/nan";
   ThreadPool pool(1);
-  const auto trainer = Trainer::create(config(R"(, "recipe": {"matrices": "adamw", "matrix_rate": 10, "vector_rate": 10, "embedding_rate": 10, "clip": 1e9})"),
-                                       options, pool);
+  const auto trainer = Trainer::create(
+      config(
+          R"(, "recipe": {"matrices": "adamw", "matrix_rate": 10, "vector_rate": 10, "embedding_rate": 10, "clip": 1e9})"),
+      options, pool);
   ASSERT_TRUE(trainer.ok()) << trainer.error().message;
   const Result<RunSummary> summary = (*trainer)->run();
   if (summary.ok()) return;  // it may survive; what must not happen is a checkpoint of no numbers

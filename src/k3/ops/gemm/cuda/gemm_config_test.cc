@@ -78,6 +78,7 @@ TEST(GemmConfig, OneTokenFitsBesideItsNeighbours) {
       }
     }
   }
+  EXPECT_EQ(one_config(12576, 2304, 1, kSms).groups, 3);  // q, k, v and more of Kimi-Linear-48B
   EXPECT_EQ(one_config(2304, 7168, 1, kSms).tiles, 0);    // a group of rows is too long
   EXPECT_EQ(one_config(163840, 2304, 1, kSms).tiles, 0);  // lm_head
 }

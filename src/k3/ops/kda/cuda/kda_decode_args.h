@@ -80,11 +80,11 @@ typedef struct KdaDecodeArgs {
   KdaLowRank low;
 } KdaDecodeArgs;
 
-// What a window leaves for its commit, FP32, per slot [H, max_tokens, 3, 128]: kn (normalised keys), the decay factor e^g of
-// the token, u; and the inputs of its convolutions, BF16, per slot [max_tokens, 3, H * 128].
+// What a window leaves for its commit: u, FP32, per slot [H, max_tokens, 128]; and its inputs q, k, v (before the convolution)
+// and z, BF16, per slot [max_tokens, 4, H * 128], of which the commit makes keys and decays anew.
 typedef struct KdaWindow {
-  float* factors;
-  int64_t factors_stride;
+  float* u;
+  int64_t u_stride;
   void* inputs;
   int64_t inputs_stride;
   int32_t max_tokens;  // 8 or 16
@@ -109,14 +109,15 @@ typedef struct KdaVerifyArgs {
   int32_t batch;
 } KdaVerifyArgs;
 
-// Commit alone; the window is left as it is, accepted must not be applied again.
+// Commit alone; the window is left as it is, accepted must not be applied again. Of the weights: taps[1], a_log, dt_bias,
+// lower_bound, heads.
 typedef struct KdaCommitArgs {
+  KdaWeights weights;
   KdaSlots slots;
   KdaWindow window;
   KdaCommit commit;
   KdaLaunch launch;
   int32_t batch;
-  int32_t heads;
 } KdaCommitArgs;
 
 #ifdef __cplusplus

@@ -33,8 +33,8 @@ class StepBuffers {
         small_(width_ * 2),
         state_(copies * batch * width_ * 128 * (state_bf16 ? 1 : 2)),
         conv_(copies * batch * 9 * width_),
-        factors_(copies * batch * width_ * 3 * max_tokens),
-        inputs_(copies * batch * width_ * 3 * max_tokens) {
+        u_(copies * batch * width_ * max_tokens),
+        inputs_(copies * batch * width_ * 4 * max_tokens) {
     fill(x_.data(), x_.size(), 1);
     fill(state_.data(), state_.size(), 0.05F);
     fill(conv_.data(), conv_.size(), 1);
@@ -42,8 +42,8 @@ class StepBuffers {
     taps_.set(random_normal(taps_.size(), 1, 0.5F));
     small_.set(random_normal(small_.size(), 2, 0.5F));
     if (max_tokens > 0) {
-      const std::vector<float> host(static_cast<size_t>(factors_.size()), 0.08F);
-      factors_.set(host);
+      const std::vector<float> host(static_cast<size_t>(u_.size()), 0.08F);
+      u_.set(host);
     }
     std::vector<int32_t> slots(static_cast<size_t>(batch));  // the same for every layer
     std::iota(slots.begin(), slots.end(), 0);
@@ -84,8 +84,8 @@ class StepBuffers {
   KdaWindow window(int64_t i) const {
     KdaWindow w{};
     const int64_t first = i % copies_ * batch_;
-    w.factors_stride = width_ * 3 * max_tokens_, w.factors = factors_.data() + first * w.factors_stride;
-    w.inputs_stride = width_ * 3 * max_tokens_, w.inputs = inputs_.data() + first * w.inputs_stride;
+    w.u_stride = width_ * max_tokens_, w.u = u_.data() + first * w.u_stride;
+    w.inputs_stride = width_ * 4 * max_tokens_, w.inputs = inputs_.data() + first * w.inputs_stride;
     w.max_tokens = max_tokens_;
     return w;
   }
@@ -102,7 +102,7 @@ class StepBuffers {
   DeviceArray<uint16_t> x_, out_;
   DeviceArray<float> taps_, small_;
   DeviceArray<uint16_t> state_, conv_;
-  DeviceArray<float> factors_;
+  DeviceArray<float> u_;
   DeviceArray<uint16_t> inputs_;
   DeviceArray<int32_t> slots_;
 };

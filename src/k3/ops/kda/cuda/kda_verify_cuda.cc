@@ -9,11 +9,11 @@ namespace {
 
 void check_window(const KdaWindow& w, const KdaCommit& commit, int64_t heads) {
   K3_CHECK(w.max_tokens == 8 || w.max_tokens == 16, "kda_verify: windows of {} tokens", w.max_tokens);
-  K3_CHECK(w.factors != nullptr && reinterpret_cast<uintptr_t>(w.factors) % 16 == 0 && w.factors_stride % 4 == 0 &&
-               w.factors_stride >= heads * w.max_tokens * 3 * 128,
-           "kda_verify: factors, stride {}", w.factors_stride);
+  K3_CHECK(w.u != nullptr && reinterpret_cast<uintptr_t>(w.u) % 16 == 0 && w.u_stride % 4 == 0 &&
+               w.u_stride >= heads * w.max_tokens * 128,
+           "kda_verify: u, stride {}", w.u_stride);
   K3_CHECK(w.inputs != nullptr && reinterpret_cast<uintptr_t>(w.inputs) % 16 == 0 && w.inputs_stride % 8 == 0 &&
-               w.inputs_stride >= heads * w.max_tokens * 3 * 128,
+               w.inputs_stride >= heads * w.max_tokens * 4 * 128,
            "kda_verify: inputs, stride {}", w.inputs_stride);
   K3_CHECK(commit.accepted != nullptr && (commit.export_slots == nullptr || commit.boundary != nullptr),
            "kda_verify: commit counts");
@@ -43,9 +43,13 @@ CudaStatus kda_verify_cuda(const KdaVerifyArgs& args, Stream stream) {
 }
 
 CudaStatus kda_commit_cuda(const KdaCommitArgs& args, Stream stream) {
-  if (args.batch == 0 || args.heads == 0) return {};
-  check_kda_slots(args.slots, args.heads);
-  check_window(args.window, args.commit, args.heads);
+  const KdaWeights& w = args.weights;
+  if (args.batch == 0 || w.heads == 0) return {};
+  K3_CHECK(w.taps[1] != nullptr && reinterpret_cast<uintptr_t>(w.taps[1]) % 16 == 0 && w.a_log != nullptr &&
+               w.dt_bias != nullptr && reinterpret_cast<uintptr_t>(w.dt_bias) % 16 == 0,
+           "kda_commit: weights of keys and decays");
+  check_kda_slots(args.slots, w.heads);
+  check_window(args.window, args.commit, w.heads);
   return {kda_commit_launch(args, stream)};
 }
 

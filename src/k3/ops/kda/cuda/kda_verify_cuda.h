@@ -3,14 +3,15 @@
 // Shapes:   kda_decode_args.h. Up to 8 or 16 tokens a request (window.max_tokens), any number by request (0: commit alone).
 // Units:    strides in elements.
 // Memory:   out rows of the window are overwritten. With accepted a > 0 the slot's state and conv state become those after a
-//           tokens of the old window; with a = 0 they stay untouched. Then window.factors and window.inputs of the slot are
+//           tokens of the old window; with a = 0 they stay untouched. Then window.u and window.inputs of the slot are
 //           replaced by the new window, whose outputs saw the committed state. An export slot receives state and conv state
 //           after `boundary` tokens of the old window; it must be no slot of the batch. Slots below 0: zero output, nothing
 //           else. No workspace.
 // Threads:  any; may be captured in a graph, all counts and slots are read from device memory.
 // Errors:   CudaStatus of the launch; K3_CHECK on null pointers, alignment and strides.
-// Source:   kernels.md 5. The window stores the factor e^g of each token, not the sum of g: products of few factors keep the
-//           relative precision that differences of large sums lose. Tolerance (norm ratio): FP32 state against sequential
+// Source:   kernels.md 5. A commit multiplies the factors e^g of the tokens, it takes no sums of g: products of few factors keep
+//           the relative precision that differences of large sums lose. Keys and factors are made anew from the window's inputs,
+//           by the arithmetic of the verify, so both see the same bits. Tolerance (norm ratio): FP32 state against sequential
 //           decode in double 1e-5; outputs 3e-3 (BF16). A BF16 state is rounded once a commit, 3e-3, and the new window sees
 //           the rounded one.
 #pragma once

@@ -1,6 +1,8 @@
 // Speculative windows: the commit of the last window and the verification of the next one in one pass over the state
 // (kernels.md 5). Products run on the tensor cores in TF32 with every operand split in two (three products), which keeps
 // FP32's accuracy to about 1e-6; the triangular system of a window is solved in FP32.
+#include <type_traits>
+
 #include "k3/ops/cuda/launch.cuh"
 #include "k3/ops/kda/cuda/kda_verify_cuda.cuh"
 #include "k3/ops/kda/cuda/kda_verify_device.cuh"
@@ -29,16 +31,16 @@ __device__ __forceinline__ VerifyPair load_pair(const KdaVerifyArgs& args, int p
 }
 
 template <int kTokens>
-__device__ __forceinline__ float* factors_of(const KdaVerifyArgs& args, const VerifyPair& p) {
-  return args.window.factors + p.slot * args.window.factors_stride + p.head * (kTokens * 3 * kDim);
+__device__ __forceinline__ float* u_of(const KdaVerifyArgs& args, const VerifyPair& p) {
+  return args.window.u + p.slot * args.window.u_stride + p.head * (kTokens * kDim);
 }
 __device__ __forceinline__ int64_t conv_at(const KdaVerifyArgs& args, int slot, int head, int row) {
   return slot * args.slots.conv_stride + (row * args.weights.heads + head) * kDim;
 }
-// Inputs of token `token`, part `part` of the last window.
+// Inputs of token `token` of the last window, part `part`: q, k, v, z.
 __device__ __forceinline__ __nv_bfloat16* inputs_of(const KdaVerifyArgs& args, const VerifyPair& p, int token, int part) {
   return static_cast<__nv_bfloat16*>(args.window.inputs) + p.slot * args.window.inputs_stride +
-         ((token * 3 + part) * args.weights.heads + p.head) * kDim;
+         ((token * 4 + part) * args.weights.heads + p.head) * kDim;
 }
 
 // Row `row` (3 part + 0 for the oldest ..) of the conv state after `count` tokens of the window, 4 values from `channel`.
@@ -53,34 +55,37 @@ __device__ __forceinline__ void conv_row(const KdaVerifyArgs& args, const Verify
 }
 
 // Asks for everything but the state and the rows; the conv inputs before the window are those of conv state and old window.
+// Rows 9 .. 11 are the inputs of keys before the old window.
 template <int kTokens, bool kWindow>
 __device__ __forceinline__ void ask(const KdaVerifyArgs& args, const VerifyPair& p, const VerifyLane& l,
                                     VerifyShared<kTokens>& s) {
   const int tid = static_cast<int>(threadIdx.x);
-  const uint32_t old = shared_address(s.old_factors) + 16 * tid;
-  const float* const mine = hold(factors_of<kTokens>(args, p) + 4 * tid);
+  const bool upper = l.lane >= 16;
+  const int chunk = 8 * (l.lane % 16);
 #pragma unroll
-  for (int i = 0; i < kTokens * 96 / kVerifyThreads; ++i) {
-    const int at = i * kVerifyThreads;
-    if (at + tid < p.accepted * 96) cp_async<16>(old + 16 * at, mine + 4 * at);
+  for (int n = 0; n < kTokens / kVerifyWarps; ++n) {
+    const int token = l.warp + n * kVerifyWarps;
+    if (token >= p.accepted) continue;
+    cp_async<16>(shared_address(&s.u[token][4 * l.lane]), u_of<kTokens>(args, p) + token * kDim + 4 * l.lane);
+    cp_async<16>(shared_address(upper ? &s.old_z[token][chunk] : &s.old_keys[3 + token][chunk]),
+                 inputs_of(args, p, token, upper ? 3 : 1) + chunk);
   }
-  if constexpr (kWindow) {
-    const int channel = p.head * kDim, c = tid % kDim;
+  const int channel = p.head * kDim, c = tid % kDim;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int part = 2 * i + l.warp / 4;
-      if (part < 3)
-        cp_async<16>(shared_address(&s.taps[part][32 * (c % 4) + c / 4]), args.weights.taps[part] + (channel + c) * 4);
-    }
-    if (tid < 32) cp_async<16>(shared_address(&s.bias[4 * tid]), args.weights.dt_bias + channel + 4 * tid);
+  for (int i = 0; i < 2; ++i) {
+    const int part = 2 * i + l.warp / 4;
+    if (part < 3 && (kWindow || part == 1))
+      cp_async<16>(shared_address(&s.taps[part][32 * (c % 4) + c / 4]), args.weights.taps[part] + (channel + c) * 4);
   }
-  const int row = 2 * l.warp + l.lane / 16, chunk = 8 * (l.lane % 16);
-  if (row >= 9) return;
-  const int part = row / 3, at = p.accepted + row % 3;
+  if (tid < 32) cp_async<16>(shared_address(&s.bias[4 * tid]), args.weights.dt_bias + channel + 4 * tid);
+  const int row = 2 * l.warp + upper;
+  if (row >= 12) return;
+  const int part = row < 9 ? row / 3 : 1, at = row < 9 ? p.accepted + row % 3 : row - 9;
   const void* from =
       static_cast<const __nv_bfloat16*>(args.slots.conv) + conv_at(args, p.slot, p.head, part * 3 + at) + chunk;
   if (at >= 3) from = inputs_of(args, p, at - 3, part) + chunk;
-  if (at >= 3 || args.slots.conv_bf16 != 0) cp_async<16>(shared_address(&s.rows[part][row % 3][chunk]), from);
+  if (at >= 3 || args.slots.conv_bf16 != 0)
+    cp_async<16>(shared_address(row < 9 ? &s.rows[part][row % 3][chunk] : &s.old_keys[row - 9][chunk]), from);
 }
 
 // Asks for the window's rows: a warp a token, a half of it a row. beta: the logits of the warp's tokens (lane 0).
@@ -132,29 +137,24 @@ __device__ __forceinline__ void store_inputs(const KdaVerifyArgs& args, const Ve
     for (int n = 0; n < kTokens / kVerifyWarps; ++n) {
       const int token = l.warp + n * kVerifyWarps;
       if (token >= p.count) continue;
-      __nv_bfloat16* const to = inputs_of(args, p, token, half) + chunk;
-      __stcs(reinterpret_cast<uint4*>(to), *reinterpret_cast<const uint4*>(&s.rows[half][3 + token][chunk]));
-      if (half == 0) {
-        __stcs(reinterpret_cast<uint4*>(to + 2 * args.weights.heads * kDim),
-               *reinterpret_cast<const uint4*>(&s.rows[2][3 + token][chunk]));
+#pragma unroll
+      for (int part = half; part < 4; part += 2) {
+        __stcs(reinterpret_cast<uint4*>(inputs_of(args, p, token, part) + chunk),
+               *reinterpret_cast<const uint4*>(&s.rows[part][3 + token][chunk]));
       }
     }
   }
 }
 
 template <int kTokens>
-__device__ __forceinline__ void store_factors(const KdaVerifyArgs& args, const VerifyPair& p, const VerifyLane& l,
-                                              const VerifyShared<kTokens>& s) {
-  float4* const factors = reinterpret_cast<float4*>(factors_of<kTokens>(args, p)) + l.lane;
+__device__ __forceinline__ void store_u(const KdaVerifyArgs& args, const VerifyPair& p, const VerifyLane& l,
+                                        const VerifyShared<kTokens>& s) {
 #pragma unroll
   for (int n = 0; n < kTokens / kVerifyWarps; ++n) {
     const int token = l.warp + n * kVerifyWarps;
     if (token >= p.count) continue;
-    float4* const to = factors + token * (3 * kDim / 4);
-    const float4* const from = reinterpret_cast<const float4*>(&s.factors[token][0][0]) + l.lane;
-    __stcs(to + 64, from[64]);
-    __stcs(to, from[0]);
-    __stcs(to + 32, from[32]);
+    __stcs(reinterpret_cast<float4*>(u_of<kTokens>(args, p) + token * kDim) + l.lane,
+           *(reinterpret_cast<const float4*>(s.u[token]) + l.lane));
   }
 }
 
@@ -169,7 +169,7 @@ __device__ __forceinline__ void store_outputs(const KdaVerifyArgs& args, const V
     sums[n] = 0;
 #pragma unroll
     for (int i = 0; i < kOut; ++i) {
-      const float o = s.outputs[l.warp + n * kVerifyWarps][l.lane + 32 * i];
+      const float o = s.v[l.warp + n * kVerifyWarps][l.lane + 32 * i];
       sums[n] = fmaf(o, o, sums[n]);
     }
     sums[n] = warp_sum(sums[n]);
@@ -183,53 +183,64 @@ __device__ __forceinline__ void store_outputs(const KdaVerifyArgs& args, const V
 #pragma unroll
     for (int i = 0; i < kOut; ++i) {
       const int row = l.lane + 32 * i;
-      const float gate = sigmoid(__bfloat162float(s.gate[token][row]));
-      out[row] = __float2bfloat16(s.outputs[token][row] * scale * __ldg(args.weights.norm + row) * gate);
+      const float gate = sigmoid(__bfloat162float(s.rows[4][3 + token][row]));
+      out[row] = __float2bfloat16(s.v[token][row] * scale * s.norm[row] * gate);
     }
   }
 }
 
-// kWindow: false commits alone (args has then no rows, offsets and weights but heads).
+// kWindow: false commits alone (args has then no rows and offsets, and of the weights what keys and decays take).
 template <class State, int kTokens, bool kWindow>
 __global__ void __launch_bounds__(kVerifyThreads, kTokens == 8 ? 2 : 1)
     kda_verify(const __grid_constant__ KdaVerifyArgs args) {
   constexpr int kGroups = kTokens / 8, kPer = kTokens / kVerifyWarps;
   static_assert(kVerifyWarps * 16 == kDim);
   extern __shared__ __align__(128) uint8_t memory[];
-  VerifyShared<kTokens>& s = *reinterpret_cast<VerifyShared<kTokens>*>(memory);
+  VerifyBlock<State, kTokens>& s = *reinterpret_cast<VerifyBlock<State, kTokens>*>(memory);
 
-  const int tid = static_cast<int>(threadIdx.x);
+  int tid = 0, g = 0, t = 0;
   VerifyLane l;
-  l.warp = tid / 32, l.lane = tid % 32;
-  const int g = l.lane / 4, t = l.lane % 4;
-  const bool conv_bf16 = args.slots.conv_bf16 != 0;
-  const int tile_row = l.warp * 16;
-  const int lane_at = tile_row * kDim + Tile<State>::lane_offset(g, t);
-  const auto tile_of = [&](int slot, int head) {
-    return hold(static_cast<State*>(args.slots.state) + slot * args.slots.state_stride + head * (kDim * kDim) + lane_at);
+  // Read again in each stretch between barriers: kept in registers there are too many, and what is spilled comes back from L2.
+  const auto who = [&] {
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(tid));
+    l.warp = tid / 32, l.lane = tid % 32;
+    g = l.lane / 4, t = l.lane % 4;
   };
-  const int pair = static_cast<int>(blockIdx.x);
-
+  who();
+  const bool conv_bf16 = args.slots.conv_bf16 != 0;
+  const auto tile_of = [&](int slot, int head) {
+    return hold(static_cast<State*>(args.slots.state) + slot * args.slots.state_stride + head * (kDim * kDim) + l.warp * 16 * kDim +
+                Tile<State>::lane_offset(g, t));
+  };
   const bool early = args.launch.early_state != 0;
   if (!early) pdl_wait();
-  const VerifyPair p = load_pair<kTokens, kWindow>(args, pair);
+  const VerifyPair p = load_pair<kTokens, kWindow>(args, static_cast<int>(blockIdx.x));
   if (!kWindow && p.accepted == 0 && p.export_slot < 0) return;
   State* const tile = tile_of(p.slot, p.head);
-  float beta[kPer] = {};
+  float beta[kPer] = {}, a_log = __ldg(args.weights.a_log + p.head);
   if (kWindow && !early) ask_rows<kTokens>(args.rows, p, l, s, beta);
+  if (kWindow && tid < 32) cp_async<16>(shared_address(&s.norm[4 * tid]), args.weights.norm + 4 * tid);
   ask<kTokens, kWindow>(args, p, l, s);
   Tile<State> x;
-  x.load(tile);
+  x.ring = s.ring[0] + tid;
+  const auto ask_state = [&] {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) x.ask(tile, j);
+  };
   if (early) {
+    ask_state();
     pdl_wait();
     if constexpr (kWindow) ask_rows<kTokens>(args.rows, p, l, s, beta);
   }
   cp_async_commit();
+  if (!early) ask_state();
+  cp_async_commit();
+
   if (!conv_bf16) {
-    for (int row = l.warp; row < 9; row += kVerifyWarps) {
+    for (int row = l.warp; row < 12; row += kVerifyWarps) {
       float h[4];
-      if (p.accepted + row % 3 >= 3) continue;
-      conv_row(args, p, row, p.accepted, 4 * l.lane, h);
+      if (row < 9 && p.accepted + row % 3 >= 3) continue;
+      conv_row(args, p, row < 9 ? row : row - 6, row < 9 ? p.accepted : 0, 4 * l.lane, h);
       store4(&s.before[row][4 * l.lane], h);
     }
   }
@@ -237,12 +248,13 @@ __global__ void __launch_bounds__(kVerifyThreads, kTokens == 8 ? 2 : 1)
     const int64_t at = (p.row0 + i / kDim) * args.rows.out_stride + p.head * kDim + i % kDim;
     static_cast<__nv_bfloat16*>(args.rows.out)[at] = __float2bfloat16(0.0F);
   }
-  cp_async_wait<0>();
+  if (kWindow && tid == 0) s.pair = p;
+  cp_async_wait<1>();  // all but the state's blocks
   __syncthreads();
 
+  who();
   const uint32_t mask = args.batch >= 0 ? 0xFFFFE000U : 0;
-  const float* const commit_right = &s.commit[0][t][2 * g];
-  const float* const commit_decay = s.commit_decay + 4 * t;
+  const int tile_row = l.warp * 16;
   Left u[kGroups];
 #pragma unroll
   for (int n = 0; n < kGroups; ++n) {
@@ -250,21 +262,28 @@ __global__ void __launch_bounds__(kVerifyThreads, kTokens == 8 ? 2 : 1)
     for (int e = 0; e < 4; ++e) {
       const int token = 8 * n + t + 4 * (e / 2);
       const bool take = token < p.accepted;
-      u[n].set(e, take ? s.old_factors[token][2][tile_row + g + 8 * (e % 2)] : 0.0F, mask);
+      u[n].set(e, take ? s.u[token][tile_row + g + 8 * (e % 2)] : 0.0F, mask);
     }
   }
+  const float rate = expf(a_log);
+  if (conv_bf16) {
+    token_factors<kTokens, kWindow, true>(args.weights.lower_bound, rate, p, l, beta, s);
+  } else {
+    token_factors<kTokens, kWindow, false>(args.weights.lower_bound, rate, p, l, beta, s);
+  }
   if (p.export_slot >= 0) {
+    cp_async_wait<0>();
+    __syncthreads();
     if (tid >= kVerifyThreads / 2) commit_column<State, kTokens>(s, tid - kVerifyThreads / 2, p.boundary);
     __syncthreads();
     State* const to = tile_of(p.export_slot, p.head);
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
       float block[2][4];
-      x.take(tile, j, block);
-      commit_block<kGroups>(block, u, commit_right, commit_decay, j);
+      x.take(j, block);
+      commit_block<kGroups>(block, u, &s.commit[t][2 * g], s.commit_decay + 4 * t, j);
       Tile<State>::store(to, j, block);
     }
-    x.load(tile);
     for (int row = l.warp; row < 9; row += kVerifyWarps) {
       float h[4];
       conv_row(args, p, row, p.boundary, 4 * l.lane, h);
@@ -273,46 +292,58 @@ __global__ void __launch_bounds__(kVerifyThreads, kTokens == 8 ? 2 : 1)
     __syncthreads();
   }
   store_inputs<kTokens, kWindow>(args, p, l, s);
-  if constexpr (kWindow) {
-    const float rate = expf(__ldg(args.weights.a_log + p.head));
-    token_factors<kTokens>(args.weights.lower_bound, rate, conv_bf16, p, l, beta, s);
-    __syncthreads();
-    if (tid < kVerifyThreads / 2) window_column<State, kTokens>(s, tid);
-  }
+  __syncthreads();
+  who();
+  if (kWindow && tid < kVerifyThreads / 2) window_column<State, kTokens>(s, tid);
   if (tid >= kVerifyThreads / 2 && p.accepted > 0) commit_column<State, kTokens>(s, tid - kVerifyThreads / 2, p.accepted);
   if constexpr (kWindow) {
 #pragma unroll
-    for (int n = 0; n < kPer; ++n) pair_dots<kTokens>(s, n % 2 == 0 ? l.warp : kTokens - 1 - l.warp, l.lane);
+    for (int n = 0; n < kPer; ++n) pair_dots<kTokens>(s, l.warp + n * kVerifyWarps, l.lane);
   }
+  cp_async_wait<0>();
   __syncthreads();
 
+  who();
+  x.ring = s.ring[0] + tid;
+  const float* const commit_right = &s.commit[t][2 * g];
+  const float* const commit_decay = s.commit_decay + 4 * t;
   const float* const window = &s.window[0][g][2 * t];
-  float keys[kGroups][4] = {}, queries[kGroups][4] = {}, keys_rest[kGroups][4] = {}, queries_rest[kGroups][4] = {};
+  float keys[kGroups][4] = {}, queries[kGroups][4] = {}, keys_rest[2][kGroups][4] = {};
+  // Without a jump from block to block, so that their chains of products run side by side.
+  const auto walk = [&](auto commits) {
 #pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    float block[2][4];
-    x.take(tile, j, block);
-    if (p.accepted > 0) {
-      commit_block<kGroups>(block, u, commit_right, commit_decay, j);
-      Tile<State>::store(tile, j, block);
+    for (int j = 0; j < 8; ++j) {
+      float block[2][4];
+      x.take(j, block);
+      if constexpr (commits) {
+        commit_block<kGroups>(block, u, commit_right, commit_decay, j);
+        Tile<State>::store(tile, j, block);
+      }
+      if constexpr (kWindow)
+        window_block<kGroups, sizeof(State) == 2>(block, keys, keys_rest, queries, window, j, mask);
     }
-    if constexpr (kWindow) {
-      window_block<kGroups, sizeof(State) == 2>(block, keys, keys_rest, queries, queries_rest, window, j, mask);
-    }
+  };
+  if (p.accepted > 0) {
+    walk(std::true_type{});
+  } else {
+    walk(std::false_type{});
   }
   if constexpr (kWindow) {
 #pragma unroll
     for (int n = 0; n < kGroups; ++n) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) keys[n][e] += keys_rest[n][e], queries[n][e] += queries_rest[n][e];
+      for (int e = 0; e < 4; ++e) keys[n][e] += keys_rest[0][n][e] + keys_rest[1][n][e];
     }
-    solve_window<kGroups>(s, keys, queries, tile_row, l.lane);
+    who();
+    solve_window<kGroups>(s, keys, queries, l.warp * 16, l.lane);
   }
   pdl_release();
   if constexpr (kWindow) {
     __syncthreads();
-    store_factors<kTokens>(args, p, l, s);
-    store_outputs<kTokens>(args, p, l, s);
+    who();
+    const VerifyPair same = s.pair;  // like `who`: not kept in registers
+    store_u<kTokens>(args, same, l, s);
+    store_outputs<kTokens>(args, same, l, s);
   }
 }
 
@@ -322,7 +353,7 @@ int launch_one(const KdaVerifyArgs& args, cudaStream_t stream) {
   o.grid = dim3(static_cast<unsigned>(args.batch * args.weights.heads));
   o.block = dim3(kVerifyThreads);
   o.dependent = args.launch.dependent != 0;
-  o.shared_bytes = static_cast<int>(sizeof(VerifyShared<kTokens>));
+  o.shared_bytes = static_cast<int>(sizeof(VerifyBlock<State, kTokens>));
   return launch(kda_verify<State, kTokens, kWindow>, o, stream, args);
 }
 
@@ -343,7 +374,7 @@ int kda_verify_launch(const KdaVerifyArgs& args, cudaStream_t stream) { return l
 
 int kda_commit_launch(const KdaCommitArgs& args, cudaStream_t stream) {
   KdaVerifyArgs a{};
-  a.weights.heads = args.heads;
+  a.weights = args.weights;
   a.slots = args.slots;
   a.window = args.window;
   a.commit = args.commit;

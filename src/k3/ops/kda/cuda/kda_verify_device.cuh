@@ -7,6 +7,7 @@
 namespace k3::ops::cuda {
 
 constexpr int kVerifyWarps = 8, kVerifyThreads = kVerifyWarps * 32;
+constexpr int kRingBlocks = 6;  // of the eight of a lane's tile that come to shared memory: what two blocks have room for
 constexpr int kPad = 136;  // floats a row of the window's operands: rows are 8 banks apart, 16 lanes meet no bank twice
 constexpr int kPadCommit = 264;  // likewise for the commit's, whose rows are pairs of tokens t, t + 4
 
@@ -33,30 +34,44 @@ __device__ __forceinline__ T* hold(T* p) {
   return p;
 }
 
-template <int kTokens>
-struct __align__(128) VerifyShared {
-  float old_factors[kTokens][3][kDim];  // of the last window
-  float4 taps[3][kDim];                 // of channel c at 32 (c % 4) + c / 4
-  float bias[kDim];
-  __nv_bfloat16 rows[5][3 + kTokens][kDim];  // inputs q, k, v: three before the window, then the window; z; gate
-  float factors[kTokens][3][kDim];           // kn, e^g, u of this window
-  float qn[kTokens][kDim], v[kTokens][kDim];
-  __nv_bfloat16 gate[kTokens][kDim];
-  float before[9][kDim];  // of an FP32 conv state, what is not in rows
-  float window[4][kTokens]
-              [kPad];  // keys, their low parts, queries, their low parts: times the decay from the window's start
-  float commit[2][kTokens / 2][kPadCommit];  // and low parts
-  float commit_decay[kDim];
-  float key_key[kTokens][kTokens], key_query[kTokens][kTokens];  // [i][r]: token i seen by a later r; 0 elsewhere
-  float outputs[kTokens][kDim];
-  float beta[kTokens];
-};
-
 // What a block knows of a request and head. A request without a slot has no tokens, accepted or new, here, and `dead` rows
 // to clear.
 struct VerifyPair {
   int head, slot, accepted, boundary, export_slot, row0, count, dead;
 };
+
+template <int kTokens>
+struct __align__(128) VerifyShared {
+  union {
+    float4 taps[3][kDim];  // of channel c at 32 (c % 4) + c / 4; gone when the tokens have their factors
+    struct {
+      float commit[kTokens / 2][kPadCommit];
+      float commit_decay[kDim];
+      float key_key[kTokens][kTokens], key_query[kTokens][kTokens];  // [i][r]: token i seen by a later r; 0 elsewhere
+    };
+  };
+  float bias[kDim], norm[kDim];
+  // Of the last window: u; inputs of the keys, three before it first, and of the decays; kn and e^g, made of these.
+  float u[kTokens][kDim];  // in the end this window's
+  __nv_bfloat16 old_keys[3 + kTokens][kDim], old_z[kTokens][kDim];
+  float old_factors[kTokens][2][kDim];
+  // Of this window: inputs q, k, v, three before it first; z; gate.
+  __nv_bfloat16 rows[5][3 + kTokens][kDim];
+  float factors[kTokens][2][kDim];  // kn, e^g
+  float qn[kTokens][kDim];
+  float v[kTokens][kDim];  // in the end the outputs
+  union {
+    float window[2][kTokens][kPad];  // keys and queries times the decay from the window's start
+    float before[12][kDim];  // of an FP32 conv state, what is not in rows, then in old_keys; gone when `window` comes
+  };
+  float beta[kTokens];
+  VerifyPair pair;
+};
+template <class State, int kTokens>
+struct VerifyBlock : VerifyShared<kTokens> {
+  float4 ring[sizeof(State) == 4 ? 2 * kRingBlocks : 1][kVerifyThreads];  // the lanes' pieces of a tile (Tile<float>)
+};
+
 struct VerifyLane {
   int warp, lane;
 };
@@ -64,6 +79,13 @@ struct VerifyLane {
 // ---- products of values split in two, x = high + low ----
 
 __device__ __forceinline__ float high_part(float x) { return __uint_as_float(__float_as_uint(x) & 0xFFFFE000U); }
+
+// The product itself would cut the lower bits off.
+__device__ __forceinline__ float tf32_nearest(float x) {
+  uint32_t bits;
+  asm("cvt.rna.tf32.f32 %0, %1;\n" : "=r"(bits) : "f"(x));
+  return __uint_as_float(bits);
+}
 
 struct Left {
   float high[4], low[4];
@@ -75,41 +97,43 @@ struct Left {
   }
 };
 
-// d += a b; `rest` takes the small products. b's low part comes from shared memory, b itself serves as its high part.
-// kExact: a has no low part.
+// d += a b; `rest` and `other` take the small products. b itself serves as its high part. kExact: a has no low part.
 template <bool kExact>
-__device__ __forceinline__ void mma_split(float (&d)[4], float (&rest)[4], const Left& a, float2 right, float2 right_low) {
-  const float b[2] = {right.x, right.y}, low[2] = {right_low.x, right_low.y};
+__device__ __forceinline__ void mma_split(float (&d)[4], float (&rest)[4], float (&other)[4], const Left& a, float2 right) {
+  const float b[2] = {right.x, right.y}, low[2] = {right.x - high_part(right.x), right.y - high_part(right.y)};
   mma_tf32(d, a.high, b);
   mma_tf32(rest, a.high, low);
-  if constexpr (!kExact) mma_tf32(rest, a.low, b);
+  if constexpr (!kExact) mma_tf32(other, a.low, b);
 }
 
 // ---- tiles: `at` is the lane's first element ----
 
-// Memory of a lane's tile, half of the FP32 blocks at a time: block j + 4 replaces block j when that was used.
+// A lane's part of its tile on the way: all of it is asked for at once. It arrives in registers (BF16; the last blocks of FP32)
+// or in shared memory (the first ones), where only this lane looks at it.
 template <class State>
 struct Tile;
 template <>
 struct Tile<float> {
-  float4 raw[4][2];
+  float4 raw[8 - kRingBlocks][2];
+  float4* ring;  // [2 kRingBlocks][kVerifyThreads], of the lane
   static __device__ __forceinline__ int lane_offset(int g, int t) { return g * kDim + 4 * t; }
-  __device__ __forceinline__ void load_block(const float* at, int j) {
-    raw[j % 4][0] = __ldcs(reinterpret_cast<const float4*>(at + 16 * j));
-    raw[j % 4][1] = __ldcs(reinterpret_cast<const float4*>(at + 8 * kDim + 16 * j));
-  }
-  __device__ __forceinline__ void load(const float* at) {
-#pragma unroll
-    for (int j = 0; j < 4; ++j) load_block(at, j);
-  }
-  // Block j, for which the one four further is asked for.
-  __device__ __forceinline__ void take(const float* at, int j, float (&x)[2][4]) {
+  __device__ __forceinline__ void ask(const float* at, int j) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const float4 r = raw[j % 4][i];
+      const float* const from = at + 8 * i * kDim + 16 * j;
+      if (j < kRingBlocks) {
+        cp_async<16>(shared_address(ring + (2 * j + i) * kVerifyThreads), from);
+      } else {
+        raw[j - kRingBlocks][i] = __ldcs(reinterpret_cast<const float4*>(from));
+      }
+    }
+  }
+  __device__ __forceinline__ void take(int j, float (&x)[2][4]) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float4 r = j < kRingBlocks ? ring[(2 * j + i) * kVerifyThreads] : raw[j < kRingBlocks ? 0 : j - kRingBlocks][i];
       x[i][0] = r.x, x[i][1] = r.y, x[i][2] = r.z, x[i][3] = r.w;
     }
-    if (j < 4) load_block(at, j + 4);
   }
   // Rounds x to what memory holds of it, and stores it.
   static __device__ __forceinline__ void store(float* at, int j, float (&x)[2][4]) {
@@ -120,15 +144,15 @@ struct Tile<float> {
 template <>
 struct Tile<__nv_bfloat16> {
   uint4 raw[4][2];
+  float4* ring;  // unused
   static __device__ __forceinline__ int lane_offset(int g, int t) { return g * kDim + 8 * t; }
-  __device__ __forceinline__ void load(const __nv_bfloat16* at) {
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      raw[j][0] = __ldcs(reinterpret_cast<const uint4*>(at + 32 * j));
-      raw[j][1] = __ldcs(reinterpret_cast<const uint4*>(at + 8 * kDim + 32 * j));
-    }
+  // Two blocks at once, with the odd one.
+  __device__ __forceinline__ void ask(const __nv_bfloat16* at, int j) {
+    if (j % 2 == 0) return;
+    raw[j / 2][0] = __ldcs(reinterpret_cast<const uint4*>(at + 32 * (j / 2)));
+    raw[j / 2][1] = __ldcs(reinterpret_cast<const uint4*>(at + 8 * kDim + 32 * (j / 2)));
   }
-  __device__ __forceinline__ void take(const __nv_bfloat16*, int j, float (&x)[2][4]) const {
+  __device__ __forceinline__ void take(int j, float (&x)[2][4]) const {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const uint32_t low = j % 2 == 0 ? raw[j / 2][i].x : raw[j / 2][i].z,
@@ -146,6 +170,87 @@ struct Tile<__nv_bfloat16> {
   }
 };
 
+// ---- factors of tokens ----
+
+// Convolution with SiLU of four channels; x(i): rows of the token and the three before it.
+template <int kTokens, class Row>
+__device__ __forceinline__ void convolved(const VerifyShared<kTokens>& s, int part, int lane, float (&y)[4], const Row& row) {
+  float x[4][4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) row(i, x[i]);
+#pragma unroll
+  for (int c = 0; c < 4; ++c) y[c] = conv_silu(s.taps[part][32 * c + lane], x[0][c], x[1][c], x[2][c], x[3][c]);
+}
+template <int kTokens>
+__device__ __forceinline__ void decays(const VerifyShared<kTokens>& s, const __nv_bfloat16* z, int lane, float lower_bound,
+                                       float rate, float (&y)[4]) {
+  float bias[4];
+  load4(&s.bias[4 * lane], bias);
+  load4(z + 4 * lane, y);
+#pragma unroll
+  for (int c = 0; c < 4; ++c) y[c] = decay_factor_approx(y[c] + bias[c], rate, lower_bound);
+}
+__device__ __forceinline__ float sum_of_squares(const float (&x)[4]) {
+  return x[0] * x[0] + x[1] * x[1] + x[2] * x[2] + x[3] * x[3];
+}
+// x times `scale` where `take`, else `other`, whatever x is.
+__device__ __forceinline__ void store_scaled(float* to, const float (&x)[4], float scale, bool take, float other) {
+  float y[4];
+#pragma unroll
+  for (int c = 0; c < 4; ++c) y[c] = take ? x[c] * scale : other;
+  store4(to, y);
+}
+
+// The factors of the tokens, a warp a token and without a jump, so that the chains of its four convolutions and two decays run
+// side by side: kn and e^g of the last window, from the inputs it was computed from and by the same arithmetic, so to the bit
+// what it had (512 bytes a token to keep and read where the factors would be 1,024); and q, kn, e^g, v of this window. A
+// token that is not there has beta 0, key 0, decay 1: it changes nothing.
+template <int kTokens, bool kWindow, bool kConvBf16>
+__device__ __forceinline__ void token_factors(float lower_bound, float rate, const VerifyPair& p, const VerifyLane& l,
+                                              const float (&beta)[kTokens / kVerifyWarps], VerifyShared<kTokens>& s) {
+  const int at = 4 * l.lane;
+#pragma unroll
+  for (int n = 0; n < kTokens / kVerifyWarps; ++n) {
+    const int token = l.warp + n * kVerifyWarps;
+    const bool old = token < p.accepted, live = token < p.count;
+    float past[4], q[4] = {}, k[4] = {}, v[4] = {};
+    convolved(s, 1, l.lane, past, [&](int i, float (&x)[4]) {
+      load4(&s.old_keys[token + i][at], x);
+      if (!kConvBf16 && token + i < 3) load4(&s.before[9 + token + i][at], x);
+    });
+    if constexpr (kWindow) {
+      const auto of = [&](int part, float (&y)[4]) {
+        convolved(s, part, l.lane, y, [&](int i, float (&x)[4]) {
+          load4(&s.rows[part][token + i][at], x);
+          if (!kConvBf16 && token < 3 && i < 3 && p.accepted + token + i < 3) load4(&s.before[part * 3 + token + i][at], x);
+        });
+      };
+      of(0, q), of(1, k), of(2, v);
+    }
+    float past_sum = sum_of_squares(past), q_sum = sum_of_squares(q), k_sum = sum_of_squares(k);
+#pragma unroll
+    for (int i = 16; i > 0; i /= 2) {
+      past_sum += __shfl_xor_sync(0xFFFFFFFFU, past_sum, i);
+      if constexpr (kWindow) {
+        q_sum += __shfl_xor_sync(0xFFFFFFFFU, q_sum, i);
+        k_sum += __shfl_xor_sync(0xFFFFFFFFU, k_sum, i);
+      }
+    }
+    float decay[4];
+    decays(s, s.old_z[token], l.lane, lower_bound, rate, decay);
+    store_scaled(&s.old_factors[token][1][at], decay, 1, old, 1);
+    store_scaled(&s.old_factors[token][0][at], past, rsqrtf(past_sum + kNormEps), old, 0);
+    if constexpr (kWindow) {
+      decays(s, s.rows[3][3 + token], l.lane, lower_bound, rate, decay);
+      store_scaled(&s.factors[token][1][at], decay, 1, live, 1);
+      store_scaled(&s.factors[token][0][at], k, rsqrtf(k_sum + kNormEps), live, 0);
+      store_scaled(&s.qn[token][at], q, kQueryScale * rsqrtf(q_sum + kNormEps), live, 0);
+      store_scaled(&s.v[token][at], v, 1, live, 0);
+      if (l.lane == 0) s.beta[token] = live ? sigmoid(beta[n]) : 0.0F;
+    }
+  }
+}
+
 // ---- the commit ----
 
 // Column `column` of the commit's right operand: row i is kn_i times the decay of the tokens after it, up to `count`; later
@@ -158,8 +263,7 @@ __device__ __forceinline__ void commit_column(VerifyShared<kTokens>& s, int colu
   for (int i = kTokens - 1; i >= 0; --i) {
     const float x = i < count ? s.old_factors[i][0][column] * product : 0.0F;
     const int row = i / 8 * 4 + i % 4, place = at + i % 8 / 4;
-    s.commit[0][row][place] = x;
-    s.commit[1][row][place] = x - high_part(x);
+    s.commit[row][place] = x;
     if (i < count) product *= s.old_factors[i][1][column];
   }
   s.commit_decay[p] = product;
@@ -175,8 +279,8 @@ __device__ __forceinline__ void commit_block(float (&x)[2][4], const Left (&u)[k
 #pragma unroll
     for (int sub = 0; sub < 2; ++sub) {
       const float* at = right + 4 * n * kPadCommit + 16 * (2 * j + sub);
-      const float2 b2 = load2(at), low2 = load2(at + 4 * kGroups * kPadCommit);
-      const float b[2] = {b2.x, b2.y}, low[2] = {low2.x, low2.y};
+      const float2 b2 = load2(at);
+      const float b[2] = {b2.x, b2.y}, low[2] = {b2.x - high_part(b2.x), b2.y - high_part(b2.y)};
       if (n == 0) {
         mma_tf32_from_zero(d[sub], u[n].high, b);
       } else {
@@ -200,58 +304,6 @@ __device__ __forceinline__ void commit_block(float (&x)[2][4], const Left (&u)[k
 
 // ---- the window ----
 
-// The factors of its tokens: convolution, SiLU, norms, gate; a warp a token.
-template <int kTokens>
-__device__ __forceinline__ void token_factors(float lower_bound, float rate, bool conv_bf16, const VerifyPair& p,
-                                              const VerifyLane& l, const float (&beta)[kTokens / kVerifyWarps],
-                                              VerifyShared<kTokens>& s) {
-#pragma unroll
-  for (int n = 0; n < kTokens / kVerifyWarps; ++n) {
-    const int token = l.warp + n * kVerifyWarps;
-    float y[4];
-    if (l.lane == 0) s.beta[token] = token < p.count ? sigmoid(beta[n]) : 0.0F;
-    if (token >= p.count) {  // beta 0, key 0, decay 1: it changes nothing
-      const float zero[4] = {0, 0, 0, 0}, one[4] = {1, 1, 1, 1};
-      store4(&s.factors[token][0][4 * l.lane], zero);
-      store4(&s.factors[token][1][4 * l.lane], one);
-      store4(&s.qn[token][4 * l.lane], zero);
-      store4(&s.v[token][4 * l.lane], zero);
-      continue;
-    }
-#pragma unroll
-    for (int part = 0; part < 3; ++part) {
-      float x[4][4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) load4(&s.rows[part][token + i][4 * l.lane], x[i]);
-      if (!conv_bf16 && token < 3) {
-#pragma unroll
-        for (int i = 0; i < 3; ++i) {
-          if (p.accepted + token + i < 3) load4(&s.before[part * 3 + token + i][4 * l.lane], x[i]);
-        }
-      }
-#pragma unroll
-      for (int c = 0; c < 4; ++c) y[c] = conv_silu(s.taps[part][32 * c + l.lane], x[0][c], x[1][c], x[2][c], x[3][c]);
-      if (part < 2) {
-        const float scale = norm_scale(y, part == 0 ? kQueryScale : 1.0F);
-#pragma unroll
-        for (int c = 0; c < 4; ++c) y[c] *= scale;
-      }
-      store4(part == 0   ? &s.qn[token][4 * l.lane]
-             : part == 1 ? &s.factors[token][0][4 * l.lane]
-                         : &s.v[token][4 * l.lane],
-             y);
-    }
-    float bias[4];
-    load4(&s.bias[4 * l.lane], bias);
-    load4(&s.rows[3][3 + token][4 * l.lane], y);
-#pragma unroll
-    for (int c = 0; c < 4; ++c) y[c] = decay_factor_approx(y[c] + bias[c], rate, lower_bound);
-    store4(&s.factors[token][1][4 * l.lane], y);
-    load4(&s.rows[4][3 + token][4 * l.lane], y);
-    store4(&s.gate[token][4 * l.lane], y);
-  }
-}
-
 // Column of keys and queries times the decay since the window's start.
 template <class State, int kTokens>
 __device__ __forceinline__ void window_column(VerifyShared<kTokens>& s, int column) {
@@ -262,9 +314,7 @@ __device__ __forceinline__ void window_column(VerifyShared<kTokens>& s, int colu
     product *= s.factors[i][1][column];
     const float k = s.factors[i][0][column] * product, q = s.qn[i][column] * product;
     s.window[0][i][at] = k;
-    s.window[1][i][at] = k - high_part(k);
-    s.window[2][i][at] = q;
-    s.window[3][i][at] = q - high_part(q);
+    s.window[1][i][at] = tf32_nearest(q);
   }
 }
 
@@ -289,25 +339,18 @@ __device__ __forceinline__ void sum_transposed(float (&x)[kSize], int lane) {
 // Token i's key against keys and queries of itself and later tokens, decayed between; one warp.
 template <int kTokens>
 __device__ __forceinline__ void pair_dots(VerifyShared<kTokens>& s, int i, int lane) {
-  float w[4], sums[2 * kTokens];  // [2r]: key . key of r; [2r + 1]: key . query
-  load4(&s.factors[i][0][4 * lane], w);
+  float own[4], w[4] = {}, sums[2 * kTokens];  // [2r]: key . key of r; [2r + 1]: key . query
+  load4(&s.factors[i][0][4 * lane], own);
 #pragma unroll
-  for (int r = 0; r < kTokens; ++r) {
-    sums[2 * r] = sums[2 * r + 1] = 0;
-    if (r < i) continue;
+  for (int r = 0; r < kTokens; ++r) {  // without a jump: before i, w is 0
     float k[4], q[4], d[4];
     load4(&s.factors[r][0][4 * lane], k);
     load4(&s.qn[r][4 * lane], q);
-    if (r > i) {
-      load4(&s.factors[r][1][4 * lane], d);
+    load4(&s.factors[r][1][4 * lane], d);
 #pragma unroll
-      for (int c = 0; c < 4; ++c) w[c] *= d[c];
-    }
-#pragma unroll
-    for (int c = 0; c < 4; ++c) {
-      sums[2 * r] = fmaf(w[c], k[c], sums[2 * r]);
-      sums[2 * r + 1] = fmaf(w[c], q[c], sums[2 * r + 1]);
-    }
+    for (int c = 0; c < 4; ++c) w[c] = r == i ? own[c] : w[c] * d[c];
+    sums[2 * r] = w[0] * k[0] + w[1] * k[1] + w[2] * k[2] + w[3] * k[3];
+    sums[2 * r + 1] = w[0] * q[0] + w[1] * q[1] + w[2] * q[2] + w[3] * q[3];
   }
   sum_transposed<2 * kTokens>(sums, lane);
   constexpr int kLanes = 32 / (2 * kTokens);
@@ -321,11 +364,12 @@ __device__ __forceinline__ void pair_dots(VerifyShared<kTokens>& s, int i, int l
   }
 }
 
-// The window's products with block j: keys, queries [tokens 8n + 2t + e, rows g, g + 8]; right: the lane's in s.window.
+// The window's products with block j: keys, queries [tokens 8n + 2t + e, rows g, g + 8]; right: the lane's in s.window. Keys
+// make u, which the state keeps, so they get all three products; queries make BF16 outputs, for which one does.
 template <int kGroups, bool kExact>
 __device__ __forceinline__ void window_block(const float (&x)[2][4], float (&keys)[kGroups][4],
-                                             float (&keys_rest)[kGroups][4], float (&queries)[kGroups][4],
-                                             float (&queries_rest)[kGroups][4], const float* right, int j, uint32_t mask) {
+                                             float (&keys_rest)[2][kGroups][4], float (&queries)[kGroups][4],
+                                             const float* right, int j, uint32_t mask) {
   constexpr int kTable = 8 * kGroups * kPad;
 #pragma unroll
   for (int sub = 0; sub < 2; ++sub) {
@@ -342,8 +386,10 @@ __device__ __forceinline__ void window_block(const float (&x)[2][4], float (&key
 #pragma unroll
     for (int n = 0; n < kGroups; ++n) {
       const float* at = right + 8 * n * kPad + 8 * (2 * j + sub);
-      mma_split<kExact>(keys[n], keys_rest[n], a, load2(at), load2(at + kTable));
-      mma_split<kExact>(queries[n], queries_rest[n], a, load2(at + 2 * kTable), load2(at + 3 * kTable));
+      mma_split<kExact>(keys[n], keys_rest[0][n], keys_rest[1][n], a, load2(at));
+      const float2 query = load2(at + kTable);
+      const float q[2] = {query.x, query.y};
+      mma_tf32(queries[n], a.high, q);
     }
   }
 }
@@ -383,10 +429,10 @@ __device__ __forceinline__ void solve_window(VerifyShared<8 * kGroups>& s, const
     for (int e = 0; e < 2; ++e) {
       const int token = 8 * n + 2 * t + e;
       const float beta = s.beta[token];
-      s.outputs[token][tile_row + g] = o[n][e];
-      s.outputs[token][tile_row + g + 8] = o[n][2 + e];
-      s.factors[token][2][tile_row + g] = beta * u[n][e];
-      s.factors[token][2][tile_row + g + 8] = beta * u[n][2 + e];
+      s.v[token][tile_row + g] = o[n][e];  // read above by this lane alone
+      s.v[token][tile_row + g + 8] = o[n][2 + e];
+      s.u[token][tile_row + g] = beta * u[n][e];
+      s.u[token][tile_row + g + 8] = beta * u[n][2 + e];
     }
   }
 }

@@ -8,10 +8,10 @@
 namespace k3::ops::cuda {
 namespace {
 
-// floor: state read and written, factors of accepted tokens read, the new window's factors and inputs written, inputs and
-// outputs, conv.
+// floor: state read and written; u, keys and decay inputs of accepted tokens read; the new window's u and inputs written;
+// inputs and outputs, conv.
 double verify_bytes(double pairs, double state_bytes, double tokens, double accepted) {
-  return pairs * (2 * state_bytes + accepted * 1536 + tokens * (1536 + 768 + 6 * 256 + 2) + 4608);
+  return pairs * (2 * state_bytes + accepted * 1024 + tokens * (512 + 1024 + 6 * 256 + 2) + 4608);
 }
 
 void verify_cases(Bench& bench) {
@@ -45,12 +45,11 @@ void verify_cases(Bench& bench) {
         });
         line.kernel = "kda_commit";
         line.must = line.aim = 0;
-        line.bytes = static_cast<double>(pairs) * (2 * static_cast<double>(state_bytes) + accepted * 1536 + 4608);
+        line.bytes = static_cast<double>(pairs) * (2 * static_cast<double>(state_bytes) + accepted * 1024 + 4608);
         bench.run(line, [&](cudaStream_t stream, int i) {
           KdaCommitArgs a{};
-          a.slots = buffers.slots(i), a.window = buffers.window(i), a.commit.accepted = accepted_array.data(),
-          a.batch = batch;
-          a.heads = heads;
+          a.weights = buffers.weights(), a.slots = buffers.slots(i), a.window = buffers.window(i);
+          a.commit.accepted = accepted_array.data(), a.batch = batch;
           gpu_check(kda_commit_cuda(a, stream).code, "kda_commit");
         });
       }

@@ -29,9 +29,9 @@ class Session {
         d_(p_),
         max_tokens_(max_tokens),
         committed_(p_.initial),
-        window_stride_(p_.width * 3 * max_tokens),
-        factors_(d_.slot_count() * (window_stride_ + 8)),
-        inputs_(d_.slot_count() * (window_stride_ + 16)),
+        window_stride_(p_.width * max_tokens),
+        u_(d_.slot_count() * (window_stride_ + 8)),
+        inputs_(d_.slot_count() * (4 * window_stride_ + 16)),
         offsets_(requests + 1),
         accepted_(requests),
         boundary_(requests),
@@ -76,7 +76,7 @@ class Session {
     check({accepted, std::vector<int32_t>(accepted.size(), 0), boundary}, std::vector<int32_t>(accepted.size() + 1, 0),
           exports, what);
     EXPECT_TRUE(d_.untouched(1)) << what;
-    EXPECT_TRUE(d_.guards_intact() && factors_.guards_intact() && inputs_.guards_intact()) << what;
+    EXPECT_TRUE(d_.guards_intact() && u_.guards_intact() && inputs_.guards_intact()) << what;
   }
 
   KdaVerifyArgs verify_args(bool exporting) const {
@@ -88,8 +88,8 @@ class Session {
   }
   KdaCommitArgs commit_args(bool exporting) const {
     KdaCommitArgs a{};
-    a.slots = d_.slot_args(), a.window = window(), a.commit = commit(exporting);
-    a.batch = static_cast<int32_t>(p_.requests), a.heads = static_cast<int32_t>(p_.heads);
+    a.weights = d_.weights(), a.slots = d_.slot_args(), a.window = window(), a.commit = commit(exporting);
+    a.batch = static_cast<int32_t>(p_.requests);
     return a;
   }
   void set_counts(const std::vector<int32_t>& accepted, const std::vector<int32_t>& offsets) const {
@@ -138,8 +138,8 @@ class Session {
   }
   KdaWindow window() const {
     KdaWindow w{};
-    w.factors = factors_.data(), w.factors_stride = window_stride_ + 8;
-    w.inputs = inputs_.data(), w.inputs_stride = window_stride_ + 16;
+    w.u = u_.data(), w.u_stride = window_stride_ + 8;
+    w.inputs = inputs_.data(), w.inputs_stride = 4 * window_stride_ + 16;
     w.max_tokens = max_tokens_;
     return w;
   }
@@ -155,7 +155,7 @@ class Session {
   int max_tokens_;
   std::vector<RequestState> committed_;
   int64_t window_stride_;
-  DeviceArray<float> factors_;
+  DeviceArray<float> u_;
   DeviceArray<uint16_t> inputs_;
   DeviceArray<int32_t> offsets_, accepted_, boundary_, export_;
   std::vector<int64_t> first_;  // row of each request's window

@@ -82,6 +82,7 @@ void fetch(const Ctx& ctx, const Tensor& ids, const ops::ExpertBank& bank, bool 
   f.slot = at.slot;
   f.owner = at.owner;
   f.score = at.score;
+  f.uses = at.uses;
   f.keep = std::pow(kKeepScore, static_cast<float>(f.tokens));
   f.counts = static_cast<MoeFetchCounts*>(admit ? at.counts : at.staged_counts);
   f.list = at.list;

@@ -48,6 +48,7 @@ __global__ void __launch_bounds__(kThreads) decide(const __grid_constant__ MoeFe
   if (expert) {
     score = fmaf(p.score[tid], p.keep, static_cast<float>(uses[tid]));
     p.score[tid] = score;
+    if (p.uses != nullptr) p.uses[tid] += static_cast<uint64_t>(uses[tid]);
   }
   scores[tid] = score;
   wanting[tid] = missing ? score : -1;  // scores of wanted experts are at least 1

@@ -11,7 +11,11 @@ inline constexpr int kMoeOneTopk = 16, kMoeOneBuffers = 8, kMoeOneRouted = 256;
 inline constexpr int kMoeOneSeen = 1, kMoeOneExperts = 8, kMoeOneRows = 32, kMoeOneUnits = 1024;
 
 constexpr int moe_one_consumers(MoeWeights kind) { return kind == MoeWeights::bf16 ? 8 : 16; }
-constexpr int moe_one_stages(MoeWeights kind) { return kind == MoeWeights::bf16 ? 24 : 44; }
+// Consumers take chunks in turn, so with a multiple of their number each place is one consumer's alone: it has then seen every phase of
+// the place's barrier and cannot take an old one for its own.
+constexpr int moe_one_stages(MoeWeights kind) { return kind == MoeWeights::bf16 ? 24 : 48; }
+static_assert(moe_one_stages(MoeWeights::bf16) % moe_one_consumers(MoeWeights::bf16) == 0);
+static_assert(moe_one_stages(MoeWeights::mxfp4) % moe_one_consumers(MoeWeights::mxfp4) == 0);
 
 // Rows of the shared experts' product that a block has, at most.
 constexpr int moe_one_shared_rows(int width, int grid) { return ((width + 15) / 16 + grid - 1) / grid * 16; }

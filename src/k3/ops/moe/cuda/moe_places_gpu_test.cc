@@ -23,15 +23,17 @@ struct Layer {
   DeviceArray<uint8_t> memory;
   DeviceArray<int32_t> slot, owner, list;
   DeviceArray<float> score;
+  DeviceArray<uint64_t> all_uses;
   DeviceArray<MoeFetchCounts> counts;
 
   Layer(int experts_, int slots_, int first, int64_t bytes_)
       : experts(experts_), slots(slots_), first_slot(first), bytes(bytes_), host(Storage::pinned(experts_ * bytes_).value()),
         memory((first + std::max(slots_, 1)) * bytes_), slot(experts_), owner(std::max(slots_, 1)), list(1 + 2 * std::max(slots_, 1)),
-        score(experts_), counts(1) {
+        score(experts_), all_uses(experts_), counts(1) {
     slot.set(std::vector<int32_t>(static_cast<size_t>(experts), -1));
     owner.set(std::vector<int32_t>(static_cast<size_t>(std::max(slots, 1)), -1));
     score.zero();
+    all_uses.zero();
     counts.zero();
     const Rng rng(5, 9);
     for (int64_t i = 0; i < experts * bytes / 8; ++i) {
@@ -46,7 +48,7 @@ struct Layer {
     MoeFetch f;
     f.ids = ids.data(), f.tokens = tokens, f.topk = topk, f.first_expert = first_expert, f.experts = experts, f.admit = admit;
     f.places = places(), f.first_slot = first_slot, f.slots = slots, f.slot = slot.data(), f.owner = owner.data();
-    f.score = score.data(), f.keep = 0.875F, f.counts = counts.data(), f.list = list.data();
+    f.score = score.data(), f.keep = 0.875F, f.uses = all_uses.data(), f.counts = counts.data(), f.list = list.data();
     return f;
   }
 };
@@ -55,6 +57,7 @@ struct Layer {
 struct Oracle {
   std::vector<int32_t> slot, owner;
   std::vector<float> score;
+  std::vector<uint64_t> all_uses = std::vector<uint64_t>(slot.size(), 0);
   uint64_t wanted = 0, missing = 0, admitted = 0;
 
   void step(const std::vector<int32_t>& ids, int first_expert, int first_slot, bool admit) {
@@ -66,6 +69,7 @@ struct Oracle {
     std::vector<size_t> takers, givers;
     for (size_t e = 0; e < slot.size(); ++e) {
       score[e] = std::fma(score[e], 0.875F, static_cast<float>(uses[e]));
+      all_uses[e] += static_cast<uint64_t>(uses[e]);
       wanted += uses[e] > 0;
       if (uses[e] > 0 && slot[e] < 0) takers.push_back(e);
     }
@@ -107,6 +111,7 @@ void check_fetch(int experts, int slots, int first_slot, int64_t bytes, int topk
     }
     ASSERT_EQ(layer.score.get(), oracle.score) << step;
   }
+  EXPECT_EQ(layer.all_uses.get(), oracle.all_uses);
   const MoeFetchCounts counts = layer.counts.get()[0];
   EXPECT_EQ(counts.wanted, oracle.wanted);
   EXPECT_EQ(counts.missing, oracle.missing);

@@ -199,6 +199,7 @@ struct MoeFetch {
   int32_t* owner = nullptr;   // [slots] expert, or -1
   float* score = nullptr;     // [experts] uses, older ones count less
   float keep = 1;             // of a score from call to call
+  uint64_t* uses = nullptr;   // [experts] all of them, or null
   MoeFetchCounts* counts = nullptr;
   int32_t* list = nullptr;    // [1 + 2 * slots] scratch: how many, then expert and slot of each
 };

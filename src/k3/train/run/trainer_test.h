@@ -1,0 +1,99 @@
+// What tests of whole runs share: texts, a tokenizer, a prepared folder and a config in a folder of the test.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "k3/base/file.h"
+#include "k3/base/threads.h"
+#include "k3/train/data/prepare/prepare.h"
+#include "k3/train/run/tiny_model_test.h"
+#include "k3/train/run/trainer.h"
+#include "k3/train/tokenizer/learn_tokenizer.h"
+
+namespace k3::train {
+
+// Texts, tokenizer and shards in a folder of the test, and the config of a model of some ten thousand parameters.
+class TrainerTest : public testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    namespace fs = std::filesystem;
+    const std::string base = root();
+    fs::remove_all(base);
+    fs::create_directories(base);
+    std::string stories, talk;
+    for (int i = 0; i < 60; ++i) {
+      const std::string animal = i % 3 == 0 ? "cat" : i % 3 == 1 ? "dog" : "duck";
+      stories += "The " + animal + " number " + std::to_string(i) +
+                 " went to the river and saw a fish. It was glad.\n<|endoftext|>\n";
+      talk += R"({"messages": [{"role": "user", "content": "Who are you? )" + std::to_string(i) +
+              R"("}, {"role": "assistant", "content": "I am a )" + animal + ".\"}]}\n";
+    }
+    ASSERT_TRUE(write_file(base + "/stories.txt", stories).ok());
+    ASSERT_TRUE(write_file(base + "/talk.jsonl", talk).ok());
+    ThreadPool pool(2);
+    const LearnReport learned =
+        learn_tokenizer({.files = {{base + "/stories.txt"}, {base + "/talk.jsonl"}}, .vocab = 560}, pool).value();
+    fs::create_directories(base + "/tokenizer");
+    ASSERT_TRUE(write_tokenizer(base + "/tokenizer", learned.ranks.tokens).ok());
+    PrepareOptions prepare;
+    prepare.tokenizer = base + "/tokenizer";
+    prepare.out = base + "/data";
+    prepare.train = {base + "/stories.txt", base + "/talk.jsonl"};
+    prepare.holdout = 0.2;
+    const Result<DataManifest> made = prepare_data(prepare, pool);
+    ASSERT_TRUE(made.ok()) << made.error().message;
+    vocab() = made->vocab;
+  }
+
+  static void TearDownTestSuite() { std::filesystem::remove_all(root()); }
+
+  static std::string root() { return testing::TempDir() + "k3_trainer_test." + std::to_string(::getpid()); }
+  static int64_t& vocab() {
+    static int64_t value = 0;
+    return value;
+  }
+
+  static std::string model_json() { return tiny_model_json(vocab()); }
+
+  static std::string config_json(const std::string& extra = "") {
+    return R"({"model": )" + model_json() + R"(, "tokenizer": "tokenizer", "data": "data", "seed": 3,
+      "phases": [
+        {"name": "pretrain", "steps": 14, "sequence_tokens": 32, "tokens_per_step": 256, "micro_batches": 2,
+         "sources": [{"name": "stories"}, {"name": "talk", "share": 0.25, "learn_all": true}]},
+        {"name": "longer", "steps": 6, "sequence_tokens": 64, "tokens_per_step": 256, "mxfp4_experts": true, "mxfp8_activations": true, "sources": [{"name": "stories"}]},
+        {"name": "chat", "steps": 10, "sequence_tokens": 64, "tokens_per_step": 256, "mxfp4_experts": true, "new_schedule": true, "learning_rate": 0.5,
+         "sources": [{"name": "talk"}]}],
+      "evaluate_every": 10, "checkpoint_every": 5)" +
+           extra + "}";
+  }
+
+  static TrainConfig config(const std::string& extra = "") {
+    return parse_train_config(config_json(extra), root() + "/run.json").value();
+  }
+
+  static std::vector<double> run_all(const TrainConfig& config, const std::string& folder, int threads,
+                                     RunOptions options = {}) {
+    options.folder = folder;
+    ThreadPool pool(threads);
+    const auto trainer = Trainer::create(config, options, pool);
+    EXPECT_TRUE(trainer.ok()) << trainer.error().message;
+    if (!trainer.ok()) return {};
+    const Result<RunSummary> summary = (*trainer)->run();
+    EXPECT_TRUE(summary.ok()) << summary.error().message;
+    return losses_in(folder);
+  }
+
+  static std::vector<double> losses_in(const std::string& folder) {
+    const RunLog log = RunLog::open(folder, 1 << 30, {}).value();
+    std::vector<double> out;
+    for (const StepRecord& r : log.steps()) out.push_back(r.loss);
+    return out;
+  }
+};
+
+}  // namespace k3::train

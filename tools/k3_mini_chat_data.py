@@ -1,0 +1,131 @@
+#!/usr/bin/env python3
+"""Makes the data of models/k3-mini's further chat phase (configs/k3-mini-chat.json) and runs `k3 prepare`.
+
+usage: k3_mini_chat_data.py CORPUS OUT [--k3 build/release/k3] [--tokenizer models/k3-mini] [--files-only]
+
+CORPUS is that of k3_mini_data.py, with chat-test.jsonl.zst besides. OUT gets
+  chat-SOURCE.jsonl    the conversations of chat-train by where they come from, so that each can be weighed by itself
+  chat-joined.jsonl    two or three of them one after another as one conversation: the user changes the subject
+  TEXT.txt             a sample of each text: parts of about 60 kB, cut between paragraphs, chosen by their hash
+  data/                the prepared folder, with val and chat-test held out
+All of it follows from the corpus alone; the same corpus gives the same bytes."""
+import argparse
+import hashlib
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+
+from k3_mini_data import KINDS, unpacked
+
+# Sources of conversations by the name they get here.
+FINER = {
+    'chat-talk': ['own small talk en', 'own small talk zh'],
+    'chat-glossary': ['openstax glossaries'],
+    'chat-words': ['open english wordnet'],
+    'chat-wiki': ['wikipedia en', 'wikipedia zh'],
+    'chat-sums': ['gsm8k'],
+    'chat-python': ['python functions'],
+    'chat-stories': ['open storybooks en', 'open storybooks zh'],
+    'chat-poems': ['chinese-poetry'],
+    'chat-dialogues': ['schema-guided dialogues'],
+}
+# Joined conversations: how often each kind is drawn, how many are made, and their most characters, so that they fit 1,024 tokens.
+JOINED = {'chat-talk': 5, 'chat-glossary': 2, 'chat-words': 2, 'chat-sums': 1.5, 'chat-python': 1.5, 'chat-stories': 3, 'chat-poems': 0.5}
+JOINED_COUNT, JOINED_CHARACTERS = 4000, 2800
+
+# Bytes of each text, 30 MB in all: as the first training mixed them, so that equal weights are its mixture.
+SAMPLE = {
+    'en-books-0': 5_200_000, 'en-books-1': 5_200_000, 'en-books-2': 5_200_000, 'en-stories': 1_300_000, 'en-textbooks': 3_600_000,
+    'en-wiki': 3_000_000, 'zh-wiki': 2_700_000, 'zh-literature': 2_600_000, 'code': 1_200_000,
+}
+PART_BYTES = 60_000
+
+
+def by_source(path):
+    name_of = {source: name for name, sources in FINER.items() for source in sources}
+    assert set(name_of) == {source for sources in KINDS.values() for source in sources}, 'the same sources as in k3_mini_data.py'
+    lines = {name: [] for name in FINER}
+    for number, line in enumerate(unpacked(path).split('\n'), 1):
+        if not line.strip():
+            continue
+        source = json.loads(line).get('source')
+        if source not in name_of:
+            sys.exit(f'{path}:{number}: source {source!r} belongs to no kind: add it to FINER in {__file__}')
+        lines[name_of[source]].append(line)
+    return lines
+
+
+def joined(lines):
+    """Conversations that follow one another, each drawn by its kind's weight; the same for the same lines."""
+    draw = random.Random(0)
+    messages = {name: [json.loads(line)['messages'] for line in lines[name]] for name in JOINED}
+    out = []
+    while len(out) < JOINED_COUNT:
+        chosen = []
+        for name in draw.choices(list(JOINED), weights=list(JOINED.values()), k=draw.choice((2, 2, 3))):
+            chosen += draw.choice(messages[name])
+        if sum(len(m['content'].encode()) for m in chosen) <= JOINED_CHARACTERS:
+            out.append(json.dumps({'source': 'joined', 'messages': chosen}, ensure_ascii=False))
+    return out
+
+
+def parts(document):
+    """Of about PART_BYTES, cut at empty lines."""
+    out, size = [], 0
+    for paragraph in re.split(r'\n\n+', document):
+        if not out or size > PART_BYTES:
+            out.append([])
+            size = 0
+        out[-1].append(paragraph)
+        size += len(paragraph.encode()) + 2
+    return ['\n\n'.join(part) for part in out]
+
+
+def sample(text, most_bytes):
+    """Parts in the order of their hashes, until there are so many bytes; then in the order of the text."""
+    found = [part for document in text.split('\n<|endoftext|>') for part in parts(document.strip()) if part]
+    order = sorted(range(len(found)), key=lambda i: hashlib.sha256(found[i].encode()).digest())
+    chosen, size = [], 0
+    for i in order:
+        if size + len(found[i].encode()) <= most_bytes:
+            chosen.append(i)
+            size += len(found[i].encode())
+    return ''.join(found[i] + '\n<|endoftext|>\n' for i in sorted(chosen))
+
+
+def write(out, name, text):
+    path = os.path.join(out, name)
+    with open(path, 'w', encoding='utf-8') as f:
+        f.write(text)
+    return path
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+    parser.add_argument('corpus')
+    parser.add_argument('out')
+    parser.add_argument('--k3', default='build/release/k3')
+    parser.add_argument('--tokenizer', default='models/k3-mini')
+    parser.add_argument('--files-only', action='store_true', help='do not run k3 prepare')
+    options = parser.parse_args()
+    if not options.files_only and not os.path.exists(options.k3):
+        sys.exit(f'{options.k3}: no such program; `make release` builds it, --k3 names another')
+    os.makedirs(options.out, exist_ok=True)
+    lines = by_source(os.path.join(options.corpus, 'chat-train.jsonl.zst'))
+    lines['chat-joined'] = joined(lines)
+    files = [write(options.out, name + '.jsonl', '\n'.join(some) + '\n') for name, some in lines.items()]
+    for name, most_bytes in SAMPLE.items():
+        files.append(write(options.out, name + '.txt', sample(unpacked(os.path.join(options.corpus, name + '.txt.zst')), most_bytes)))
+    if options.files_only:
+        return
+    held_out = [argument for name in ('val.txt.zst', 'chat-test.jsonl.zst') for argument in ('--valid', os.path.join(options.corpus, name))]
+    done = subprocess.run([options.k3, 'prepare', '--force', '--tokenizer', options.tokenizer, '--out', os.path.join(options.out, 'data'),
+                           *held_out, *files])
+    sys.exit(done.returncode)
+
+
+if __name__ == '__main__':
+    main()
