@@ -10,6 +10,11 @@ Cell::Cell(const SimScenario& scenario, const Workload& workload, std::span<cons
            std::vector<SimRecord>& records)
     : scenario_(scenario), workload_(workload), affinity_(affinity), number_(number), records_(records) {}
 
+Cell::~Cell() {
+  over_ = true;
+  engines_.clear();
+}
+
 Status Cell::open() {
   engines_.clear();
   const auto add = [&](const EngineSettings& settings, SimEngine::Role role) -> Status {
@@ -29,7 +34,7 @@ void Cell::start_at(int32_t index, double seconds) {
   restart_at(index, seconds);
 }
 
-void Cell::restart_at(int32_t index, double seconds) { events_.push({seconds + scenario_.request_seconds, index, false}); }
+void Cell::restart_at(int32_t index, double seconds) { events_.push({seconds + scenario_.request_seconds, index}); }
 
 void Cell::start_users(int64_t users) {
   for (; users > 0 && !line_.empty(); --users) {
@@ -58,7 +63,7 @@ void Cell::replay() {
     const Step& step = script_[script_at_];
     SimEngine& engine = *engines_.front();
     if (step.kind == 2) {
-      arrive(step.request, engine.now(), false);
+      arrive(step.request, engine.now());
       continue;
     }
     const SimRecord& r = record(step.request);
@@ -72,14 +77,8 @@ void Cell::replay() {
 // No step may begin in one go with another when something could have come in between.
 double Cell::horizon(const SimEngine& engine, double until) const {
   double out = std::min(until, events_.empty() ? INFINITY : events_.top().seconds);
-  const double least_transfer =
-      scenario_.transfer_seconds +
-      (scenario_.transfer_bytes_per_second > 0 ? scenario_.state_bytes / scenario_.transfer_bytes_per_second : 0);
   for (const auto& other : engines_) {
-    if (other.get() == &engine || !other->busy()) continue;
-    out = std::min(out, other->now() + (engine.role() == SimEngine::Role::decode && other->role() == SimEngine::Role::prefill
-                                            ? least_transfer
-                                            : 0));
+    if (other.get() != &engine && other->busy()) out = std::min(out, other->now());
   }
   return out;
 }
@@ -118,7 +117,11 @@ void Cell::run(double until) {
 void Cell::deliver() {
   const Event event = events_.top();
   events_.pop();
-  arrive(event.request, event.seconds, event.handed_over);
+  switch (event.kind) {
+    case EventKind::hands_over: hand_over(event); break;
+    case EventKind::handed_over: queue(*engines_[static_cast<size_t>(event.engine)], event.request, event.seconds, 0); break;
+    case EventKind::arrives: arrive(event.request, event.seconds); break;
+  }
 }
 
 SimEngine& Cell::engine_for(int32_t index, SimEngine::Role role) {
@@ -143,14 +146,18 @@ double Cell::cost_of(SimEngine& engine, int32_t index) const {
   return engine.settings().clock->step_seconds(std::span(&part, 1));
 }
 
-void Cell::arrive(int32_t index, double seconds, bool handed_over) {
+void Cell::arrive(int32_t index, double seconds) {
   SimRecord& r = record(index);
   if (r.arrival < 0) r.arrival = seconds - scenario_.request_seconds;
   r.replica = number_;
-  SimEngine& engine = engine_for(index, handed_over ? SimEngine::Role::decode : SimEngine::Role::prefill);
-  if (!engine.busy()) engine.wait(seconds);
-  const double cost = handed_over ? 0 : cost_of(engine, index);
+  SimEngine& engine = engine_for(index, SimEngine::Role::prefill);
+  const double cost = cost_of(engine, index);
   if (cost > 0) costs_[index] = cost;
+  queue(engine, index, seconds, cost);
+}
+
+void Cell::queue(SimEngine& engine, int32_t index, double seconds, double cost) {
+  if (!engine.busy()) engine.wait(seconds);
   engine.gate(index, request(index).input_tokens, cost);
 }
 
@@ -225,6 +232,7 @@ void Cell::first_token(SimEngine& engine, int32_t index) {
 }
 
 void Cell::done(SimEngine& engine, int32_t index, const RequestSummary& summary) {
+  if (over_) return;
   SimRecord& r = record(index);
   const auto generated = static_cast<int32_t>(summary.generated_tokens);
   r.preemptions += static_cast<int32_t>(summary.preemptions);
@@ -243,26 +251,30 @@ void Cell::done(SimEngine& engine, int32_t index, const RequestSummary& summary)
   }
   const int32_t wanted = request(index).output_tokens;
   if (engine.role() == SimEngine::Role::prefill && r.generated < wanted) {
-    hand_over(engine, index);
+    events_.push({engine.now(), index, EventKind::hands_over, number_of(engine)});
     return;
   }
   finish(index, engine.now(), r.generated < wanted ? SimOutcome::cut : SimOutcome::done);
 }
 
+int32_t Cell::number_of(const SimEngine& engine) const {
+  const auto at = std::ranges::find(engines_, &engine, &std::unique_ptr<SimEngine>::get);
+  return static_cast<int32_t>(at - engines_.begin());
+}
+
 // The link of a prefill engine sends one request after another: its states, and the latents that the decode engine does not
-// have.
-void Cell::hand_over(SimEngine& engine, int32_t index) {
-  const SimRequest& r = request(index);
-  SimEngine& target = engine_for(index, SimEngine::Role::decode);
-  const auto keys = block_keys(workload_, index, target.settings().core.block_tokens, r.input_tokens);
+// have now.
+void Cell::hand_over(const Event& event) {
+  const SimRequest& r = request(event.request);
+  SimEngine& target = engine_for(event.request, SimEngine::Role::decode);
+  const auto keys = block_keys(workload_, event.request, target.settings().core.block_tokens, r.input_tokens);
   const int64_t there = target.cache().peek({keys, {}, r.input_tokens, {}}).matched_tokens;
   const double bytes =
       scenario_.state_bytes + static_cast<double>(r.input_tokens - there) * scenario_.latent_bytes_per_token;
-  size_t from = 0;
-  while (engines_[from].get() != &engine) ++from;
-  const double begin = std::max(engine.now(), link_free_[from]);
-  link_free_[from] = begin + (scenario_.transfer_bytes_per_second > 0 ? bytes / scenario_.transfer_bytes_per_second : 0);
-  events_.push({link_free_[from] + scenario_.transfer_seconds, index, true});
+  double& free = link_free_[static_cast<size_t>(event.engine)];
+  free = std::max(event.seconds, free) +
+         (scenario_.transfer_bytes_per_second > 0 ? bytes / scenario_.transfer_bytes_per_second : 0);
+  events_.push({free + scenario_.transfer_seconds, event.request, EventKind::handed_over, number_of(target)});
 }
 
 void Cell::finish(int32_t index, double seconds, SimOutcome outcome) {
@@ -318,7 +330,7 @@ Result<std::vector<Cell::Orphan>> Cell::fail(double seconds, double back) {
   std::vector<Event> kept;
   for (; !events_.empty(); events_.pop()) {
     const Event& event = events_.top();
-    if (event.handed_over) {
+    if (event.kind != EventKind::arrives) {
       orphan(event.request, seconds);
     } else if (event.seconds < back) {
       orphans.push_back({event.request, event.seconds - scenario_.request_seconds, false});

@@ -25,6 +25,10 @@ class Cell {
   Cell(const SimScenario& scenario, const Workload& workload, std::span<const uint64_t> affinity, int32_t number,
        std::vector<SimRecord>& records);
 
+  ~Cell();  // what its engines still hold ends unheard: records may be gone
+  Cell(const Cell&) = delete;
+  Cell& operator=(const Cell&) = delete;
+
   Status open();
   void start_at(int32_t request, double seconds);              // unless the duration is over then
   void restart_at(int32_t request, double seconds);            // had started, or was to, on another replica
@@ -48,13 +52,16 @@ class Cell {
   const std::string& refusal() const { return refusal_; }
 
  private:
+  // hands_over: its prefill is done, and `engine` begins to send it. handed_over: `engine` has it all.
+  enum class EventKind : uint8_t { hands_over, handed_over, arrives };
   struct Event {
     double seconds = 0;
     int32_t request = 0;
-    bool handed_over = false;
+    EventKind kind = EventKind::arrives;
+    int32_t engine = -1;
     bool operator>(const Event& o) const {
       if (seconds != o.seconds) return seconds > o.seconds;
-      return handed_over != o.handed_over ? o.handed_over : request > o.request;
+      return kind != o.kind ? kind > o.kind : request > o.request;
     }
   };
   struct Step {  // of a recording
@@ -67,7 +74,8 @@ class Cell {
   SimRecord& record(int32_t index) { return records_[static_cast<size_t>(index)]; }
   SimEngine& engine_for(int32_t index, SimEngine::Role role);
   void deliver();
-  void arrive(int32_t index, double seconds, bool handed_over);
+  void arrive(int32_t index, double seconds);
+  void queue(SimEngine& engine, int32_t index, double seconds, double cost);
   void fill(SimEngine& engine);
   void submit(SimEngine& engine, int32_t index);
   Request make_request(SimEngine& engine, int32_t index);
@@ -75,7 +83,8 @@ class Cell {
   void settle(SimEngine& engine, int32_t index);
   void first_token(SimEngine& engine, int32_t index);
   void done(SimEngine& engine, int32_t index, const RequestSummary& summary);
-  void hand_over(SimEngine& engine, int32_t index);
+  void hand_over(const Event& event);
+  int32_t number_of(const SimEngine& engine) const;
   void finish(int32_t index, double seconds, SimOutcome outcome);
   void follow(int32_t index, double seconds);
   void replay();
@@ -94,6 +103,7 @@ class Cell {
   std::vector<Step> script_;
   size_t script_at_ = 0;
   std::unordered_map<int32_t, double> costs_;  // of prefills that budgets count
+  bool over_ = false;                          // nothing that engines say counts any more
   bool deaf_ = false;                          // what engines say while they are torn down
   SimSeries series_;
   SimSummary lost_;  // counts of engines that were lost

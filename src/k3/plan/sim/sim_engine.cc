@@ -158,7 +158,9 @@ SimSample SimEngine::state() const {
 
 bool SimEngine::step() {
   const SimSample before = state();
-  const bool computed = core_->step();
+  // Where somebody gave way and nothing was computed, the next try finds the room; the engine's thread tries again, too.
+  bool computed = core_->step();
+  for (int64_t tries = requests(); !computed && tries > 0 && core_->has_work(); --tries) computed = core_->step();
   series_.record(now(), before);
   return computed;
 }
