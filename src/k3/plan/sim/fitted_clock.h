@@ -2,10 +2,11 @@
 // otherwise. Shapes:   none. Units:    seconds, tokens. Memory:   a few coefficients. Threads:  immutable. Errors:   fit:
 // invalid_argument for no points, and for one that is not finite or not positive. read_points: invalid_argument naming
 //           file and field.
-// Source:   non-negative least squares of the relative error (Lawson and Hanson 1974) over: tokens of the step capped at 1,
-// 2, 4, ..,
-//           1024 and not capped (a rising line whose slope falls: weights are read once for all tokens, experts once for
-//           some), decode rows, prompts, history that decodes read, pairs of new and earlier tokens of prompts.
+// Source:   non-negative least squares of the relative error (Lawson and Hanson 1974) over: tokens of the step capped at 1, 2, 4, ..,
+//           1024 and not capped (a rising line whose slope falls: weights are read once for all tokens, experts once for some), decode
+//           rows, prompts, history that decodes read, pairs of new and earlier tokens of prompts, apart for prompts of few new tokens
+//           and of many, and the history of those of many: latents of a long history are expanded for many new tokens and not for few
+//           (ops/mla). What few are is the one of 16, 32, .., 512 that fits best.
 #pragma once
 
 #include <array>
@@ -40,12 +41,17 @@ class FittedClock final : public StepClock {
 
  private:
   static constexpr size_t kCaps = 11;
-  static constexpr size_t kFeatures = kCaps + 5;
+  static constexpr size_t kFeatures = kCaps + 7;
   using Features = std::array<double, kFeatures>;
-  static Features features(const StepPoint& point);
-  double seconds_of(const StepPoint& point) const;
+  struct Sums;  // over a step
+  static Features features(const Sums& sums);
+  static Sums sums_of(const StepPoint& point, double few);
+  static Sums sums_of(std::span<const StepPart> parts, double few);
+  static FittedClock fit_with(const std::vector<StepPoint>& points, double few);
+  double seconds_of(const Sums& sums) const;
 
   Features weights_{};
+  double few_ = 0;  // most new tokens of a prompt whose latents are not expanded
   double overhead_ = 0, largest_error_ = 0, rms_error_ = 0;
 };
 

@@ -36,18 +36,45 @@ TEST(FittedClock, FindsALawThatItCanSay) {
   EXPECT_NEAR(later->step_seconds(parts) - clock->step_seconds(parts), 0.5, 1e-9);
 }
 
-TEST(FittedClock, NeverRunsBackwards) {
+// More work takes no less time, but once: where latents begin to be expanded.
+TEST(FittedClock, HardlyRunsBackwards) {
   std::vector<StepPoint> points = measured();
   for (size_t i = 0; i < points.size(); ++i) points[i].seconds *= i % 2 == 0 ? 1.3 : 0.7;  // noise
   const auto clock = FittedClock::fit(points).value();
   double last = 0;
+  int falls = 0;
   for (int64_t tokens = 1; tokens < 3000; tokens = tokens * 3 / 2 + 1) {
     const StepPart part{tokens, 0, false};
     const double seconds = clock->step_seconds(std::span(&part, 1));
-    EXPECT_GE(seconds, last);
+    falls += seconds < last ? 1 : 0;
     last = seconds;
   }
+  EXPECT_LE(falls, 1);
+  for (int64_t rows = 1, before = 0; rows < 300; ++rows) {
+    const std::vector<StepPart> parts(static_cast<size_t>(rows), StepPart{1, 500, true});
+    EXPECT_GE(clock->step_seconds(parts), static_cast<double>(before) * 1e-9);
+    before = static_cast<int64_t>(clock->step_seconds(parts) * 1e9);
+  }
   EXPECT_GT(last, 0);
+}
+
+// Few new tokens read the latents as they are; for more than 64 they are expanded first, and a pair costs a fifth.
+TEST(FittedClock, FindsFromHowManyNewTokensOnLatentsAreExpanded) {
+  const auto seconds = [](int64_t tokens, int64_t history) {
+    const double pairs = static_cast<double>(tokens) * (static_cast<double>(history) + static_cast<double>(tokens) / 2);
+    return 1e-3 + 4e-5 * static_cast<double>(tokens) + (tokens <= 64 ? 1e-7 * pairs : 2e-8 * pairs + 3e-6 * static_cast<double>(history));
+  };
+  std::vector<StepPoint> points;
+  for (const int64_t tokens : {16, 32, 64, 128, 256, 512}) {
+    for (const int64_t history : {0, 512, 2048}) {
+      const StepPart part{tokens, history, false};
+      points.push_back(step_point(std::span(&part, 1), seconds(tokens, history)));
+    }
+  }
+  const auto clock = FittedClock::fit(points).value();
+  EXPECT_LT(clock->largest_error(), 1e-5);
+  const std::vector<StepPart> both = {{48, 1000, false}, {200, 1500, false}};  // told apart within a step
+  EXPECT_NEAR(clock->step_seconds(both), seconds(48, 1000) + seconds(200, 1500) - 1e-3, 0.02 * clock->step_seconds(both));
 }
 
 TEST(FittedClock, RefusesWhatIsNoMeasurement) {
