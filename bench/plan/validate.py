@@ -2,9 +2,9 @@
 """Does `k3 sim` tell what `k3 serve` does? validate.py --k3 build/release/k3 [--model models/k3-mini]
 
 Three parts on this machine, a table at the end:
-1. Calibration. `k3 bench` measures steps while `k3 loadgen` runs beside it, against a stub that answers at a model's pace without computing, so
-   that the client takes the share of the machine it takes later. What the server adds (to a request, and to a step) follows from a few short
-   synthetic requests to `k3 serve`, held against the simulation of the same requests.
+1. Calibration. `k3 bench` measures steps while `k3 loadgen` runs beside it, against a stub that answers at a model's pace without computing.
+   What the server adds (to a request, and to a step) follows from synthetic requests to `k3 serve`, one at a time, a few new tokens behind a
+   cached prefix, held against the simulation of the same requests.
 2. Measurement. `k3 serve` answers a trace replayed by `k3 loadgen`: several users at once, closed loop.
 3. Simulation of the same trace, on that clock: hits with the order of admission that was recorded (equal request by request), times with the
    starts that were recorded (medians within 15 %, p95 within 30 %).
@@ -28,8 +28,12 @@ sys.path.insert(0, os.path.join(HERE, "..", "..", "tools"))
 from serve_process import ServeProcess  # noqa: E402
 
 MEDIAN_BOUND, P95_BOUND = 0.15, 0.30
-GRID = ["-p", "16,32,64,128,256,512", "-n", "32", "-d", "0,512,2048", "-b", "1,2,3,4", "-r", "3", "--no-ceilings"]
-STUB_SECONDS_A_TOKEN = 0.004
+# Steps as the engine makes them: parts of a prompt of at most 512 tokens, decodes of as many sequences as there may be users at once,
+# histories as the trace has them (4,000 tokens in the mean).
+GRIDS = [["-p", "16,32,64,128,256,512", "-n", "0", "-d", "0,1024,4096"],
+         ["-p", "0", "-n", "32", "-d", "0,1024,4096", "-b", "1,2,3,4"]]
+NEW, CACHED = 64, 4096  # prompts by which the server's share is found: new tokens behind a prefix that is cached
+STUB_SECONDS_A_TOKEN = 0.01
 
 
 class Stub(http.server.BaseHTTPRequestHandler):
@@ -81,7 +85,7 @@ def bench(o, path):
                "--json"]
     client = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        out = run(o, "bench", o.model, "--json", "-t", str(o.threads), *GRID)
+        grids = [json.loads(run(o, "bench", o.model, "--json", "-t", str(o.threads), "-r", "3", "--no-ceilings", *grid)) for grid in GRIDS]
         if client.poll() is not None:
             sys.exit("validate: the load generator ended before the bench did")
     finally:
@@ -89,7 +93,7 @@ def bench(o, path):
         client.wait(60)
         stub.shutdown()
     with open(path, "w", encoding="utf-8") as file:
-        file.write(out)
+        json.dump({"results": [r for grid in grids for r in grid["results"]]}, file)
 
 
 def load(o, server, *options):
@@ -131,13 +135,13 @@ def quantile(values, share):
 
 
 def overheads(o, server, clock):
-    """What a step and a request take beyond the bench's steps: short requests, one at a time."""
-    shape = ["-n", "40", "--input", "64", "--output", "33", "--seed", "7"]
-    measured = times(load(o, server, *shape)["requests"][4:])
-    simulated = times(simulate(o, dict(clock, step=0, request=0), "synthetic", *shape, "--users", "1", "--no-prefix-cache")["requests"][4:])
-    step = max(0.0, statistics.median(measured[1].values()) - statistics.median(simulated[1].values()))
-    request = max(0.0, statistics.median(measured[0].values()) - statistics.median(simulated[0].values()) - step)
-    return step, request
+    """What a step and a request take beyond the bench's steps: parsing, keys of blocks, the restored state, sampling, sending."""
+    shape = ["-n", "30", "--input", str(NEW), "--shared-prefix", str(CACHED), "--output", "33", "--seed", "7"]
+    measured = times(load(o, server, *shape)["requests"][6:])
+    simulated = times(simulate(o, dict(clock, step=0, request=0), "synthetic", *shape, "--users", "1")["requests"][6:])
+    beyond = [statistics.median(m.values()) - statistics.median(s.values()) for m, s in zip(measured, simulated)]
+    step = max(0.0, beyond[1])
+    return step, max(0.0, beyond[0] - step)  # the prompt's new tokens are one step
 
 
 def one_round(o, folder, number):
@@ -148,7 +152,7 @@ def one_round(o, folder, number):
         clock["step"], clock["request"] = overheads(o, server, clock)
     finally:
         server.stop()
-    cut = ["--scale", str(o.scale), "--max-output", str(o.max_output), "--users", str(o.users)]
+    cut = ["--scale", str(o.scale), "--max-output", str(o.max_output), "--users", str(o.users), "--speed", str(o.speed)]
     server = serve(o)
     try:
         recorded = load(o, server, "--trace", o.trace, *cut)
@@ -160,7 +164,7 @@ def one_round(o, folder, number):
     cut = cut[:4]
     ordered = simulate(o, clock, o.trace, *cut, "--recorded-order", path)
     timed = simulate(o, clock, o.trace, *cut, "--recorded", path)
-    closed = simulate(o, clock, o.trace, *cut, "--users", str(o.users))
+    closed = simulate(o, clock, o.trace, *cut, "--users", str(o.users), "--speed", str(o.speed))
     by_index = {r["index"]: r for r in recorded["requests"]}
     different = [i for i, r in enumerate(ordered["requests"]) if r.get("index", i) in by_index and r["cached_tokens"] != by_index[r.get("index", i)]["cached_tokens"]]
     out = {"step_overhead_s": clock["step"], "request_s": clock["request"], "requests": len(by_index), "different_hits": len(different),
@@ -181,6 +185,7 @@ def main():
     p.add_argument("--scale", type=float, default=0.1)
     p.add_argument("--max-output", type=int, default=24)
     p.add_argument("--users", type=int, default=3)
+    p.add_argument("--speed", type=float, default=4, help="of the trace's think times")
     p.add_argument("--ctx", type=int, default=8192)
     p.add_argument("--max-running", type=int, default=8)
     p.add_argument("--block-tokens", type=int, default=64)
@@ -196,7 +201,7 @@ def main():
     middle = lambda key: statistics.median(r[key] for r in rounds)
     spread = lambda key: (max(r[key] for r in rounds) - min(r[key] for r in rounds)) / 2 / middle(key)
     ok = all(r["different_hits"] == 0 for r in rounds)
-    print(f"{datetime.date.today()}, {o.model}, {os.path.basename(o.trace)} at {o.scale:g}, answers of at most {o.max_output} tokens, {o.users} users, {o.threads} threads")
+    print(f"{datetime.date.today()}, {o.model}, {os.path.basename(o.trace)} at {o.scale:g}, answers of at most {o.max_output} tokens, {o.users} users, think times over {o.speed:g}, {o.threads} threads")
     print(f"hits: {sum(r['different_hits'] for r in rounds)} of {sum(r['requests'] for r in rounds)} requests differ ({middle('hit_tokens'):.0f} tokens hit a round)")
     print(f"added to a step {1e3 * middle('step_overhead_s'):.3f} ms, to a request {1e3 * middle('request_s'):.2f} ms\n")
     print("| | measured ms | spread | simulated ms | spread | error | bound | closed loop simulated ms | error |\n|---|---|---|---|---|---|---|---|---|")
