@@ -19,6 +19,17 @@ TEST(Plan, AnswersOnOneScreen) {
   EXPECT_THAT(out, Not(HasSubstr("does not fit")));
 }
 
+TEST(Plan, TellsTheCostInHoursOfGpusOrInMoney) {
+  const std::vector<std::string> plan = {"plan", "k3", "--hw", "h200", "--gpus", "16", "--json"};
+  std::vector<std::string> priced = plan;
+  priced.insert(priced.end(), {"--gpu-hour", "2.5"});
+  const json hours = json::parse(k3_ok(plan)).at("answer").at("point"), money = json::parse(k3_ok(priced)).at("answer").at("point");
+  EXPECT_FALSE(hours.contains("cost_per_million_tokens"));
+  EXPECT_NEAR(hours.at("gpu_hours_per_million_tokens").get<double>() * 3600 * hours.at("tokens_per_second_gpu").get<double>(), 1e6, 1);
+  EXPECT_NEAR(money.at("cost_per_million_tokens").get<double>(), 2.5 * money.at("gpu_hours_per_million_tokens").get<double>(), 1e-9);
+  EXPECT_THAT(k3_ok({"plan", "k3", "--hw", "h200", "--gpus", "16"}), HasSubstr("GPU hours for a million tokens"));
+}
+
 TEST(Plan, SaysWhatIsMissing) {
   const std::string out = k3_ok({"plan", "k3", "--hw", "h200", "--gpus", "8"});
   EXPECT_THAT(out, HasSubstr("does not fit"));

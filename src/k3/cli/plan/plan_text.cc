@@ -72,6 +72,9 @@ std::string throughput_text(const Scenario& s, const UserPoint& p) {
   if (s.gpu_hour > 0) {
     text += fmt::format("\n{:<13}{} for a million tokens in and out, {} for a million out, at {} a GPU hour", "cost",
                         price(p.cost_per_million), price(p.cost_per_million_output), s.gpu_hour);
+  } else {
+    text += fmt::format("\n{:<13}{} GPU hours for a million tokens in and out, {} for a million out (--gpu-hour X: in money)", "cost",
+                        price(p.gpu_hours_per_million()), price(p.gpu_hours_per_million_output()));
   }
   return text;
 }

@@ -34,6 +34,8 @@ struct UserPoint {
   bool meets = false;                                        // the objective
 
   double user_tokens_per_second() const { return tpot_p50 > 0 ? 1 / tpot_p50 : 0; }
+  double gpu_hours_per_million() const { return 1e6 / 3600 / tokens_per_second_gpu; }
+  double gpu_hours_per_million_output() const { return 1e6 / 3600 / output_per_second_gpu; }
 };
 
 struct LayoutAnswer {

@@ -23,6 +23,8 @@ void write_point(JsonWriter& w, const UserPoint& p, bool priced) {
   w.field("total_seconds", p.total_seconds).field("prefill_share", p.prefill_share);
   w.field("user_tokens_per_second", p.user_tokens_per_second()).field("output_tokens_per_second", p.output_per_second);
   w.field("tokens_per_second_gpu", p.tokens_per_second_gpu).field("output_tokens_per_second_gpu", p.output_per_second_gpu);
+  w.field("gpu_hours_per_million_tokens", p.gpu_hours_per_million())
+      .field("gpu_hours_per_million_output_tokens", p.gpu_hours_per_million_output());
   if (priced)
     w.field("cost_per_million_tokens", p.cost_per_million)
         .field("cost_per_million_output_tokens", p.cost_per_million_output);
