@@ -282,5 +282,37 @@ TEST(Plan, WrongUseIsNamed) {
   }
 }
 
+// NaN is neither below nor above a limit.
+TEST(Plan, NanIsOutsideOfEveryRange) {
+  const std::vector<std::vector<std::string>> table = {
+      {"plan", "k3", "--hit"},
+      {"plan", "k3", "--slo-ttft"},
+      {"plan", "k3", "--slo-tpot"},
+      {"plan", "k3", "--gpu-hour"},
+      {"plan", "k3", "--set", "hw.memory_bytes="},
+      {"plan", "k3", "--draft", "1", "--acceptance"},
+      {"sim", "kimi-linear-48b", "--trace", "t.jsonl", "--scale"},
+      {"sim", "kimi-linear-48b", "--slo-ttft"},
+      {"sim", "kimi-linear-48b", "--rate"},
+      {"loadgen", "http://127.0.0.1:1", "--rate"},
+      {"loadgen", "http://127.0.0.1:1", "--temperature"},
+      {"serve", kMini, "--deadline"},
+      {"run", kMini, "--prompt", "x", "--temperature"},
+      {"run", kMini, "--prompt", "x", "--top-p"},
+      {"train", "c.json", "-o", "out", "--stop-after"},
+  };
+  for (const std::vector<std::string>& row : table) {
+    for (const char* value : {"nan", "-nan", "inf"}) {
+      std::vector<std::string> arguments = row;
+      if (row.back().ends_with("="))
+        arguments.back() += value;
+      else
+        arguments.emplace_back(value);
+      const Outcome outcome = k3(arguments);
+      EXPECT_EQ(outcome.code, 2) << row[0] << " " << row.back() << " " << value << "\n" << outcome.out << outcome.err;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace k3::e2e

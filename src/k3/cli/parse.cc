@@ -22,6 +22,7 @@
 #include "k3/cli/loadgen/loadgen_options.h"
 #include "k3/cli/plan/plan_options.h"
 #include "k3/cli/plan/sim_options.h"
+#include "k3/cli/range.h"
 #include "k3/cli/serve/serve_options.h"
 #include "k3/cli/version.h"
 #include "k3/ops/cpu/isa.h"
@@ -105,22 +106,22 @@ void add_compute(CLI::App& app, ComputeOptions& o) {
 void add_sampling(CLI::App& app, SamplingOptions& o) {
   const char* group = "Sampling (defaults: the checkpoint's generation_config.json)";
   app.add_option("--temperature", o.temperature, "0 takes the most likely token (greedy)")
-      ->check(CLI::Range(0.0, 100.0))
+      ->check(real_range(0.0, 100.0))
       ->group(group);
   app.add_option("--top-p", o.top_p, "Keep the most likely tokens up to this total probability")
-      ->check(CLI::Range(0.0, 1.0))
+      ->check(real_range(0.0, 1.0))
       ->group(group);
   app.add_option("--top-k", o.top_k, "Keep the k most likely tokens (0: all)")
       ->check(CLI::Range(0, INT32_MAX))
       ->group(group);
   app.add_option("--min-p", o.min_p, "Drop tokens below this fraction of the best probability")
-      ->check(CLI::Range(0.0, 1.0))
+      ->check(real_range(0.0, 1.0))
       ->group(group);
   app.add_option("--repetition-penalty", o.repetition_penalty, "Above 1 discourages tokens already in the text")
-      ->check(CLI::Range(0.001, 1000.0))
+      ->check(real_range(0.001, 1000.0))
       ->group(group);
   app.add_option("--presence-penalty", o.presence_penalty, "-2 to 2, for tokens already generated")
-      ->check(CLI::Range(-2.0, 2.0))
+      ->check(real_range(-2.0, 2.0))
       ->group(group);
   app.add_option("--seed", o.seed, "Same seed, same answer")->check(check_seed)->group(group);
   app.add_option("-n,--max-tokens", o.max_tokens, "Longest answer in tokens (default: until it ends or the context is full)")

@@ -2,12 +2,12 @@
 
 #include <CLI/CLI.hpp>
 
+#include "k3/cli/range.h"
+
 namespace k3::cli {
 namespace {
 
 constexpr const char* kGroup = "Teach one";
-
-CLI::Validator range(auto least, auto most) { return CLI::Validator(CLI::Range(least, most)).description(""); }
 
 void add_threads(CLI::App& app, int& threads) {
   app.add_option("-t,--threads", threads, "Worker threads (default: all this process may use)")->check(range(1, 1024))->type_name("N");

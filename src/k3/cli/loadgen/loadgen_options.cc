@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include "k3/cli/range.h"
 #include "k3/format/trace/workload.h"
 
 namespace k3::cli {
@@ -10,9 +11,6 @@ namespace {
 constexpr int64_t kMost = int64_t{1} << 40;
 constexpr int64_t kMostRequestTokens = int64_t{1} << 24;  // a body of 100 MB
 constexpr double kMostSeconds = 30.0 * 86400;
-
-CLI::Validator range(int64_t least, int64_t most) { return CLI::Validator(CLI::Range(least, most)).description(""); }
-CLI::Validator range(double least, double most) { return CLI::Validator(CLI::Range(least, most)).description(""); }
 
 std::string check_length(const std::string& text) {
   const auto parsed = LengthDistribution::parse(text);

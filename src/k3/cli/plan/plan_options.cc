@@ -5,6 +5,7 @@
 
 #include "k3/base/utf8.h"
 #include "k3/cli/commands.h"
+#include "k3/cli/range.h"
 #include "k3/plan/cost/speculation.h"
 #include "k3/plan/hardware/hardware_file.h"
 
@@ -12,11 +13,6 @@ namespace k3::cli {
 namespace {
 
 constexpr int64_t kMostTokens = int64_t{1} << 24, kMostGpus = 4096, kMostUsers = 1 << 20;
-
-template <class Number>
-CLI::Validator range(Number least, Number most) {
-  return CLI::Validator(CLI::Range(least, most)).description("");
-}
 
 std::string names_text() {
   std::string list;

@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 
 #include "k3/base/units.h"
+#include "k3/cli/range.h"
 #include "k3/format/trace/workload.h"
 #include "k3/plan/cost/speculation.h"
 #include "k3/plan/hardware/hardware_file.h"
@@ -12,11 +13,6 @@ namespace {
 
 constexpr int64_t kMost = int64_t{1} << 40, kMostGpus = 4096;
 constexpr double kMostSeconds = 30.0 * 86400;
-
-template <class Number>
-CLI::Validator range(Number least, Number most) {
-  return CLI::Validator(CLI::Range(least, most)).description("");
-}
 
 std::string check_length(const std::string& text) {
   const auto parsed = LengthDistribution::parse(text);

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "k3/base/units.h"
+#include "k3/cli/range.h"
 
 namespace k3::cli {
 namespace {
@@ -56,7 +57,7 @@ void add_http(CLI::App& app, ServeOptions& o) {
   app.add_option("--max-body", o.max_body, "Largest request body (default 64MiB)")->check(check_bytes)->group(group);
   app.add_option("--drain-seconds", o.drain_seconds,
                  "On SIGTERM or Ctrl-C finish what is under way for so long; a second signal stops at once (default 30)")
-      ->check(CLI::Range(0.0, 1e6))
+      ->check(real_range(0.0, 1e6))
       ->group(group);
   app.add_option(
          "--ping-seconds", o.ping_seconds,
@@ -98,7 +99,7 @@ void add_engine(CLI::App& app, ServeOptions& o) {
       ->check(CLI::IsMember({"fcfs", "slo"}))
       ->group(group);
   app.add_option("--deadline", o.deadline_seconds, "Most seconds for a request (default: no limit)")
-      ->check(CLI::Range(0.0, 1e9))
+      ->check(real_range(0.0, 1e9))
       ->group(group);
 }
 

@@ -11,6 +11,7 @@ namespace {
 constexpr uint64_t kOwnContent = uint64_t{1} << 62;
 constexpr uint64_t kWarmup = uint64_t{3} << 61;
 constexpr double kMostLength = 1e9;
+constexpr double kMostScale = 1e6;  // as far as products stay whole numbers of 64 bits
 
 int64_t scaled(int64_t tokens, double scale) {
   return static_cast<int64_t>(std::floor(static_cast<double>(tokens) * scale + 1e-9));
@@ -64,6 +65,9 @@ Result<SessionRange> parse_sessions(std::string_view text) {
 }
 
 Result<std::vector<PlannedRequest>> workload_from_trace(TraceReader& reader, const TraceWorkload& options) {
+  if (!(options.scale > 0 && options.scale <= kMostScale)) {
+    return fail(Code::invalid_argument, "lengths times {}: a factor above 0, {} at most, is wanted", options.scale, kMostScale);
+  }
   std::vector<PlannedRequest> out;
   double first_s = 0;
   for (uint64_t index = 0; options.limit == 0 || static_cast<int64_t>(out.size()) < options.limit; ++index) {

@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <limits>
 #include <set>
 
 #include "k3/format/json/json_tree.h"
@@ -123,6 +125,15 @@ TEST(Prompt, EqualIdsGiveEqualTokens) {
 Result<std::vector<PlannedRequest>> from_trace(const std::string& text, const TraceWorkload& options) {
   K3_TRY_ASSIGN(TraceReader reader, TraceReader::of_text(text, "t"));
   return workload_from_trace(reader, options);
+}
+
+TEST(Workload, ScaleIsAFiniteFactorAboveZero) {
+  const std::string trace = R"({"timestamp":0,"input_length":3,"output_length":1,"hash_ids":[7]})";
+  for (const double scale : {0.0, -1.0, 1e300, std::numeric_limits<double>::infinity(), std::nan("")}) {
+    TraceWorkload options;
+    options.scale = scale;
+    EXPECT_EQ(from_trace(trace, options).error().code, Code::invalid_argument) << scale;
+  }
 }
 
 TEST(Workload, ScaledTracesKeepTheirSharedPrefixes) {
