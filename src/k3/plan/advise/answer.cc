@@ -67,11 +67,11 @@ int64_t prefill_batch_requests(const Scenario& s, const Layout& layout, int64_t 
 }
 
 PrefillTime prefill_of(const Scenario& s, const Layout& layout, int64_t requests) {
-  const std::vector<PrefillSequence> sequences(static_cast<size_t>(requests), {s.load.new_tokens(), s.load.hit_tokens()});
+  const PrefillSequence sequences{s.load.new_tokens(), s.load.hit_tokens(), requests};
   // Pieces of what the fullest attention group has: each has a pipeline of its own.
   const int64_t groups = std::max<int64_t>(1, layout.dp / layout.kcp);
   const int64_t tokens = (requests + groups - 1) / groups * s.load.new_tokens();
-  return prefill_time(deployment_of(s, layout), {sequences, std::max<int64_t>(1, tokens / kPrefillChunkTokens)});
+  return prefill_time(deployment_of(s, layout), {{&sequences, 1}, std::max<int64_t>(1, tokens / kPrefillChunkTokens)});
 }
 
 DecodeStep decode_of(const Scenario& s, const Layout& layout, int64_t users) {

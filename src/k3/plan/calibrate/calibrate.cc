@@ -37,9 +37,8 @@ double predicted(const Scenario& s, const MeasuredPoint& point) {
       return decode_step(d, batch).seconds;
     }
     case MeasuredPoint::Kind::prefill: {
-      const PrefillSequence one{static_cast<int64_t>(point.input), static_cast<int64_t>(point.past)};
-      const std::vector<PrefillSequence> sequences(static_cast<size_t>(point.users), one);
-      return prefill_time(d, {sequences, 1}).seconds;
+      const PrefillSequence prompts{static_cast<int64_t>(point.input), static_cast<int64_t>(point.past), point.users};
+      return prefill_time(d, {{&prompts, 1}, 1}).seconds;
     }
     case MeasuredPoint::Kind::ttft:
     case MeasuredPoint::Kind::tpot: break;

@@ -25,6 +25,19 @@ PrefillTime prefill(const Deployment& d, const std::vector<PrefillSequence>& seq
   return prefill_time(d, {sequences, chunks});
 }
 
+TEST(Prefill, ACountIsSoManySequences) {
+  for (const Layout& layout : {Layout{}, Layout{.tp = 4, .dp = 2, .moe = MoeSharding::ep}, Layout{.tp = 2, .dp = 4, .kcp = 2}}) {
+    const Deployment d = k3_on("H200-SXM", layout);
+    const PrefillTime counted = prefill(d, {{300, 40, 3}, {8000, 0, 2}, {5, 7, 1}}, 2);
+    const PrefillTime listed = prefill(d, {{300, 40}, {8000, 0}, {300, 40}, {5, 7}, {8000, 0}, {300, 40}}, 2);
+    EXPECT_EQ(counted.tokens, listed.tokens);
+    EXPECT_DOUBLE_EQ(counted.seconds, listed.seconds);
+    EXPECT_DOUBLE_EQ(counted.latency_seconds, listed.latency_seconds);
+    EXPECT_DOUBLE_EQ(counted.kda_scan.seconds, listed.kda_scan.seconds);
+    EXPECT_DOUBLE_EQ(counted.communication.bytes, listed.communication.bytes);
+  }
+}
+
 TEST(Routing, LimitsAndOrder) {
   EXPECT_EQ(distinct_experts(0, 0, 5), 0);
   EXPECT_EQ(distinct_experts(8, 8, 1), 8);

@@ -19,11 +19,11 @@ double real(int64_t value) { return static_cast<double>(value); }
 
 // What one attention group has of a batch.
 struct Share {
-  double all_tokens = 0;            // of the batch
-  double tokens = 0;                // matrices, AttnRes, elementwise, collectives
-  double mla_flops = 0;             // all MLA layers
-  double context_tokens = 0;        // history and new tokens, for latents that context parallelism gathers
-  std::vector<double> scan_tokens;  // one entry a sequence
+  double all_tokens = 0;      // of the batch
+  double tokens = 0;          // matrices, AttnRes, elementwise, collectives
+  double mla_flops = 0;       // all MLA layers
+  double context_tokens = 0;  // history and new tokens, for latents that context parallelism gathers
+  ScanBatch scan;
 };
 
 // `even`: the mean group; else the one with the longest sequences.
@@ -32,20 +32,25 @@ Share share_of(const Deployment& d, std::span<const PrefillSequence> sequences, 
   std::stable_sort(sorted.begin(), sorted.end(),
                    [](const PrefillSequence& a, const PrefillSequence& b) { return a.new_tokens > b.new_tokens; });
   const double kcp = real(d.layout.kcp), groups = real(d.layout.dp) / kcp;
-  const auto own = static_cast<size_t>(ceil_div(static_cast<int64_t>(sorted.size()), d.layout.dp / d.layout.kcp));
+  int64_t count = 0;
+  for (const PrefillSequence& s : sorted) count += s.count;
+  int64_t left = ceil_div(count, d.layout.dp / d.layout.kcp);  // of the group's sequences
   Share share;
   double own_tokens = 0, own_flops = 0, own_context = 0, all_flops = 0, all_context = 0;
-  for (size_t i = 0; i < sorted.size(); ++i) {
-    const double fresh = real(sorted[i].new_tokens), past = real(sorted[i].past_tokens);
+  for (const PrefillSequence& s : sorted) {
+    const double fresh = real(s.new_tokens), past = real(s.past_tokens), all = real(s.count);
     const double flops = mla_prefill_flops(d.counts, fresh, past);
-    share.all_tokens += fresh;
-    all_flops += flops;
-    all_context += fresh + past;
-    if (i >= own) continue;
-    own_tokens += fresh;
-    own_flops += flops;
-    own_context += fresh + past;
-    share.scan_tokens.push_back(fresh / kcp);
+    share.all_tokens += all * fresh;
+    all_flops += all * flops;
+    all_context += all * (fresh + past);
+    const int64_t taken = std::min(left, s.count);
+    if (taken <= 0) continue;
+    left -= taken;
+    const double own = real(taken);
+    own_tokens += own * fresh;
+    own_flops += own * flops;
+    own_context += own * (fresh + past);
+    share.scan.add(d.efficiency, fresh / kcp, own);
   }
   share.tokens = (even ? share.all_tokens / groups : own_tokens) / kcp;
   share.mla_flops = (even ? all_flops / groups : own_flops) / kcp;
@@ -72,7 +77,7 @@ void add_compute(PrefillTime& t, const Deployment& d, const Share& share) {
   t.mla_core.flops = share.mla_flops / (tp * pp);
   t.mla_core.seconds = t.mla_core.flops / (peak * e.attention_flops);
   t.kda_scan.flops = kda_prefill_flops_per_token(c, e.scan_chunk_tokens) * share.tokens / (tp * pp);
-  t.kda_scan.seconds = real(c.kda_layers) / pp * kda_scan_seconds(d.hardware, e, real(c.kda_heads) / tp, share.scan_tokens);
+  t.kda_scan.seconds = real(c.kda_layers) / pp * kda_batch_scan_seconds(d.hardware, real(c.kda_heads) / tp, share.scan);
 }
 
 void add_traffic(PrefillTime& t, const Deployment& d, const Share& share) {
@@ -98,7 +103,7 @@ void add_context_parallel(PrefillTime& t, const Deployment& d, const Share& shar
   const double rate =
       (inside ? d.hardware.scale_up_bytes_per_second : d.hardware.network_bytes_per_second) * d.efficiency.link;
   const double floor = collective_floor_seconds(d.hardware, d.efficiency, inside ? kcp : span);
-  const auto sequences = static_cast<double>(share.scan_tokens.size());
+  const double sequences = share.scan.sequences;
   const double fragments = sequences * (real(kcp - 1) * kcp_traffic(c, d.precision, d.layout.tp).fragment_bytes +
                                         kcp_traffic(c, d.precision, d.layout.tp).halo_bytes);
   const double latents = softmax_cp_bytes(c, d.precision, share.context_tokens, kcp, false);

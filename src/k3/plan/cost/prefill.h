@@ -25,6 +25,7 @@ namespace k3::plan {
 
 struct PrefillSequence {
   int64_t new_tokens = 0, past_tokens = 0;
+  int64_t count = 1;  // sequences of these lengths: a batch of many equal ones costs no more to ask for than one
 };
 
 struct PrefillBatch {

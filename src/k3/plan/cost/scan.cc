@@ -5,18 +5,24 @@
 
 namespace k3::plan {
 
+void ScanBatch::add(const Efficiency& e, double sequence_tokens, double count) {
+  const double chain = std::ceil(sequence_tokens / e.scan_chunk_tokens);
+  sequences += count;
+  tokens += sequence_tokens * count;
+  chains += chain * count;
+  longest = std::max(longest, chain);
+}
+
+double kda_batch_scan_seconds(const Hardware& hw, double heads, const ScanBatch& b) {
+  if (b.sequences <= 0) return 0;
+  const double serial = std::max(b.longest, heads * b.chains / hw.scan_lanes + (b.longest - b.chains / b.sequences));
+  return hw.scan_head_token_seconds * heads * b.tokens + hw.scan_chunk_seconds * serial;
+}
+
 double kda_scan_seconds(const Hardware& hw, const Efficiency& e, double heads, std::span<const double> tokens) {
-  if (tokens.empty()) return 0;
-  double sum_tokens = 0, chains = 0, longest = 0;
-  for (const double t : tokens) {
-    const double chain = std::ceil(t / e.scan_chunk_tokens);
-    sum_tokens += t;
-    chains += chain;
-    longest = std::max(longest, chain);
-  }
-  const double mean = chains / static_cast<double>(tokens.size());
-  const double serial = std::max(longest, heads * chains / hw.scan_lanes + (longest - mean));
-  return hw.scan_head_token_seconds * heads * sum_tokens + hw.scan_chunk_seconds * serial;
+  ScanBatch batch;
+  for (const double t : tokens) batch.add(e, t, 1);
+  return kda_batch_scan_seconds(hw, heads, batch);
 }
 
 }  // namespace k3::plan

@@ -15,6 +15,14 @@
 
 namespace k3::plan {
 
+// Sums over the sequences of a batch: all that its time depends on.
+struct ScanBatch {
+  double sequences = 0, tokens = 0, chains = 0, longest = 0;  // longest: chain
+
+  void add(const Efficiency& efficiency, double sequence_tokens, double count);
+};
+double kda_batch_scan_seconds(const Hardware& hardware, double heads, const ScanBatch& batch);
+
 double kda_scan_seconds(const Hardware& hardware, const Efficiency& efficiency, double heads,
                         std::span<const double> tokens);
 

@@ -1,7 +1,6 @@
 #include "k3/plan/cost/service.h"
 
 #include <algorithm>
-#include <vector>
 
 #include "k3/plan/cost/prefill.h"
 #include "k3/plan/cost/roof.h"
@@ -11,10 +10,10 @@ namespace k3::plan {
 ClosedLoop closed_loop(const Deployment& d, const ClosedLoad& load) {
   const auto real = [](int64_t value) { return static_cast<double>(value); };
   const int64_t of_a_batch = std::clamp<int64_t>(load.prefill_batch_tokens / load.input_tokens, 1, load.concurrency);
-  const std::vector<PrefillSequence> sequences(static_cast<size_t>(of_a_batch), {load.input_tokens, 0});
+  const PrefillSequence sequences{load.input_tokens, 0, of_a_batch};
   ClosedLoop loop;
   loop.prefill_batches = ceil_div(load.concurrency, of_a_batch);
-  loop.prefill_batch_seconds = prefill_time(d, {sequences, 1}).seconds;
+  loop.prefill_batch_seconds = prefill_time(d, {{&sequences, 1}, 1}).seconds;
   DecodeBatch batch;
   batch.requests = load.concurrency;
   batch.context_tokens = real(load.input_tokens) + real(load.output_tokens) / 2;

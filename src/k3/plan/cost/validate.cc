@@ -8,7 +8,7 @@ namespace {
 
 constexpr double kMostBytes = 1e15, kMostBytesPerSecond = 1e17, kMostFlopsPerSecond = 1e20, kMostSeconds = 1e3;
 constexpr int64_t kMostRanks = 1 << 20, kMostTokens = int64_t{1} << 32, kMostRequests = 1 << 24, kMostDraft = 256;
-constexpr int64_t kMostClosedLoop = 1 << 20;  // the sequences of a batch are listed
+constexpr int64_t kMostClosedLoop = 1 << 20;
 
 // Above `least` (or equal where `closed`) and at most `most`; NaN is neither.
 Status check_real(const char* what, const char* name, double value, double least, bool closed, double most) {
@@ -184,7 +184,8 @@ Status validate(const PrefillBatch& b) {
   for (const PrefillSequence& s : b.sequences) {
     K3_TRY(check_whole("prefill batch", "new_tokens", s.new_tokens, 0, kMostTokens));
     K3_TRY(check_whole("prefill batch", "past_tokens", s.past_tokens, 0, kMostTokens));
-    tokens += s.new_tokens;
+    K3_TRY(check_whole("prefill batch", "count", s.count, 1, kMostClosedLoop));
+    tokens += s.new_tokens * s.count;
     K3_TRY(check_whole("prefill batch", "new tokens of all sequences", tokens, 0, kMostTokens));
   }
   K3_TRY(check_whole("prefill batch", "new tokens of all sequences", tokens, 1, kMostTokens));

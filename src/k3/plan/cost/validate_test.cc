@@ -119,6 +119,8 @@ TEST(Validate, Batches) {
   const PrefillSequence negative{-5, 0}, huge{100, int64_t{1} << 60};
   expect_refused(validate(PrefillBatch{{&negative, 1}, 1}), "new_tokens is -5");
   expect_refused(validate(PrefillBatch{{&huge, 1}, 1}), "past_tokens");
+  const PrefillSequence none{5, 0, 0};
+  expect_refused(validate(PrefillBatch{{&none, 1}, 1}), "count is 0");
   expect_refused(validate(ClosedLoad{.input_tokens = 0}), "input_tokens");
   expect_refused(validate(ClosedLoad{.tokens_per_step = 2}), "tokens_per_step");
   EXPECT_TRUE(validate(ClosedLoad{.draft_tokens = 7, .tokens_per_step = 3.78}).ok());

@@ -91,9 +91,9 @@ Result<double> predict(const Measurement& m, const Counts& counts) {
     case Quantity::step_seconds:
     case Quantity::user_tokens_per_second: return predict_step(m, d).with_context(m.name);
     case Quantity::prefill_tokens_per_second_gpu: {
-      const std::vector<PrefillSequence> sequences(static_cast<size_t>(m.sequences), {m.input, 0});
-      K3_TRY(validate(PrefillBatch{sequences, 1}).with_context(m.name));
-      return prefill_time(d, {sequences, 1}).tokens_per_second() / static_cast<double>(m.layout.gpus());
+      const PrefillSequence sequences{m.input, 0, m.sequences};
+      K3_TRY(validate(PrefillBatch{{&sequences, 1}, 1}).with_context(m.name));
+      return prefill_time(d, {{&sequences, 1}, 1}).tokens_per_second() / static_cast<double>(m.layout.gpus());
     }
     default: return predict_loop(m, d).with_context(m.name);
   }
