@@ -188,6 +188,16 @@ TEST(Plan, CellsAreListedAndReplaced) {
   EXPECT_THAT(k3_ok({"plan", "kimi-linear-48b", "--hw", scratch.path("mine.toml")}), HasSubstr("1 MY-GPU"));
 }
 
+TEST(Plan, CellsAreJsonForPrograms) {
+  const json root = json::parse(k3_ok({"plan", "--cells", "--hw", "gb300", "--set", "hw.memory_bytes=200GB", "--json"}));
+  EXPECT_EQ(root.at("name"), "GB300-NVL72");
+  const json& cells = root.at("cells");
+  const auto memory = std::find_if(cells.begin(), cells.end(), [](const json& c) { return c.at("cell") == "hw.memory_bytes"; });
+  ASSERT_NE(memory, cells.end());
+  EXPECT_EQ(memory->at("value"), 200e9);
+  EXPECT_EQ(memory->at("least"), 1e6);
+}
+
 TEST(Plan, CalibratesOnMeasuredRuns) {
   const Scratch scratch;
   // A bench of k3-mini as the record of a made-up slow machine would have it.
@@ -262,6 +272,13 @@ TEST(Plan, WrongUseIsNamed) {
       {{"plan", "k3", "--hit-tier", "host"}, 2, "--hit-tier says nothing without --hit"},
       {{"plan", "--check", "--html", scratch.path("x.html")}, 2, "--check prints one table"},
       {{"plan", "--cells", "--against", "--gpus 3"}, 2, "--cells prints one table"},
+      {{"plan", "--cells", "--check"}, 2, "one table at a time"},
+      {{"plan", "k3", "--check"}, 2, "--check takes no CONFIG ('k3'): the measurements are of K3"},
+      {{"plan", "--check", "--users", "5"}, 2, "--check prints one table; beside it goes --json alone"},
+      {{"plan", "--check", "--hw", "gb300"}, 2, "--check prints one table"},
+      {{"plan", "--cells", "--tp", "8"}, 2, "--cells prints one table; beside it go --hw, --set and --json alone"},
+      {{"plan", "k3", "--against", "--json"}, 2, "--against: --json says what is printed"},
+      {{"plan", "k3", "--against", "--gpus 8 --html x.html"}, 2, "--against: --html says what is printed"},
       {{"plan", "k3", "--draft", "3", "--acceptance", "1.5"}, 2, "no chance between 0 and 1"},
       {{"plan", "k3", "--draft", "3", "--acceptance", "1.5,9"},
        2,

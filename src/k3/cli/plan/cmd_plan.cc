@@ -46,7 +46,7 @@ Status print_check(const PlanOptions& o) {
 Status print_cells(const PlanOptions& o) {
   K3_TRY_ASSIGN(plan::Machine machine, plan::load_machine(o.hw));
   for (const std::string& assignment : o.set) K3_TRY(plan::set_cell(assignment, &machine));
-  print_out(cells_text(machine));
+  print_out(o.json ? plan::cells_json(machine) : cells_text(machine));
   return {};
 }
 
@@ -65,6 +65,24 @@ Status write_plots(const std::string& folder, const std::vector<plan::SvgFile>& 
   return {};
 }
 
+// --check and --cells print one table, each its own; what belongs to a plan is refused beside them.
+Status check_tables(const PlanOptions& o) {
+  if (!o.check && !o.cells) return {};
+  if (o.check && o.cells) return fail(Code::invalid_argument, "--check and --cells: one table at a time");
+  const char* const table = o.check ? "--check" : "--cells";
+  if (!o.config.empty()) {
+    return fail(Code::invalid_argument, "{} takes no CONFIG ('{}'): {}", table, utf8_repair(o.config),
+                o.check ? "the measurements are of K3" : "it prints the record of --hw");
+  }
+  PlanOptions said = o, plain;
+  if (o.cells) said.hw = plain.hw, said.set.clear();
+  said.check = said.cells = false;
+  said.json = false;
+  if (said == plain) return {};
+  return fail(Code::invalid_argument, "{} prints one table; {}", table,
+              o.check ? "beside it goes --json alone" : "beside it go --hw, --set and --json alone");
+}
+
 plan::Plan plan_of(const Planned& planned) {
   const auto& calibration = planned.setup.calibration;
   return {planned.setup.scenario, planned.answer, calibration ? &*calibration : nullptr};
@@ -73,10 +91,7 @@ plan::Plan plan_of(const Planned& planned) {
 }  // namespace
 
 Status plan_command(const PlanOptions& o) {
-  if ((o.check || o.cells) && (!o.html.empty() || !o.plots.empty() || !o.against.empty())) {
-    return fail(Code::invalid_argument, "{} prints one table; --html, --plots and --against belong to a plan",
-                o.check ? "--check" : "--cells");
-  }
+  K3_TRY(check_tables(o));
   if (o.check) return print_check(o);
   if (o.cells) return print_cells(o);
   K3_TRY_ASSIGN(Planned first, plan_one(o));

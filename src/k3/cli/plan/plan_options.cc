@@ -237,6 +237,11 @@ Result<PlanOptions> against_options(const PlanOptions& base) {
     return fail(Code::invalid_argument, "--against: {}", utf8_repair(e.what()));
   }
   if (!other.against.empty()) return fail(Code::invalid_argument, "--against: two scenarios are compared, not three");
+  for (const char* const name : {"--sweep", "--explain", "--launch", "--check", "--cells", "--json", "--html", "--plots"}) {
+    if (app.count(name) > 0) {
+      return fail(Code::invalid_argument, "--against: {} says what is printed, of both scenarios: give it outside of the quotes", name);
+    }
+  }
   // A layout belongs to its number of GPUs, cells to their machine.
   const bool machine_changes = app.count("--hw") > 0, gpus_change = app.count("--gpus") > 0;
   if (layout_given && (machine_changes || gpus_change)) {

@@ -43,6 +43,8 @@ struct PlanOptions {
   std::optional<double> gpu_hour;
   bool sweep = false, explain = false, launch = false, check = false, json = false, cells = false;
   std::string html, plots, against;
+
+  bool operator==(const PlanOptions&) const = default;
 };
 
 // The second scenario of --against: `base` with the options that its text gives.

@@ -251,4 +251,20 @@ std::string check_json(const Check& check) {
   return w.text() + "\n";
 }
 
+std::string cells_json(const Machine& machine) {
+  JsonWriter w;
+  w.begin_object().field("name", machine.hw.name).field("source", machine.source).key("cells").begin_array();
+  for (const CellInfo& cell : cells(machine)) {
+    w.begin_object()
+        .field("cell", cell.name)
+        .field("value", cell.value)
+        .field("least", cell.least)
+        .field("most", cell.most)
+        .field("meaning", cell.about)
+        .end_object();
+  }
+  w.end_array().end_object();
+  return w.text() + "\n";
+}
+
 }  // namespace k3::plan

@@ -1,4 +1,4 @@
-// Purpose:  a plan, or the check against measurements, as JSON for programs.
+// Purpose:  a plan, the check against measurements, or the cells of a record, as JSON for programs.
 // Shapes:   none.
 // Units:    seconds, bytes, tokens/s, as the field names say.
 // Memory:   the text.
@@ -26,5 +26,6 @@ struct Plan {
 // `against`: the second scenario, or null.
 std::string plan_json(const Plan& plan, const Plan* against);
 std::string check_json(const Check& check);
+std::string cells_json(const Machine& machine);
 
 }  // namespace k3::plan
