@@ -38,6 +38,7 @@ constexpr Cell<Hardware> kHardwareCells[] = {
      "parallel part of the scan, for each head and token"},
 };
 constexpr int64_t kMostDomain = 1 << 20;
+constexpr size_t kMostNameBytes = 100;
 
 constexpr double kMostSeconds = 10, kLeastShare = 1e-4;
 constexpr Cell<Efficiency> kEfficiencyCells[] = {
@@ -87,6 +88,20 @@ Status check_whole(const TomlFields& fields, const TomlNode& table) {
     if (table.find(cell.name) == nullptr) return fields.wrong(cell.name, fmt::format("is missing ({})", cell.about));
   }
   if (table.find("domain_gpus") == nullptr) return fields.wrong("domain_gpus", "is missing (GPUs that scale_up joins)");
+  return {};
+}
+
+// The name is printed as it is: to terminals, into tables, into pages.
+Status check_name(const TomlFields& fields, std::string_view name) {
+  if (name.size() > kMostNameBytes) {
+    return fields.wrong("name", fmt::format("has {} bytes; at most {} are wanted", name.size(), kMostNameBytes));
+  }
+  // C1 controls (U+0080 to U+009F) are c2 80 to c2 9f in UTF-8; terminals obey them as well.
+  for (size_t i = 0; i < name.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(name[i]);
+    const bool c1 = byte == 0xc2 && i + 1 < name.size() && static_cast<unsigned char>(name[i + 1]) < 0xa0;
+    if (byte < 0x20 || byte == 0x7f || c1) return fields.wrong("name", "holds a control character; plain text is wanted");
+  }
   return {};
 }
 
@@ -157,6 +172,7 @@ Result<Machine> parse_machine(std::string_view toml, const std::string& source) 
   const TomlNode* const efficiency = top.get("efficiency");
   K3_TRY(top.finish());
   if (machine.hw.name.empty()) return top.wrong("name", "is missing");
+  K3_TRY(check_name(top, machine.hw.name));
   for (const auto& [node, name] : {std::pair(hw, "hw"), std::pair(efficiency, "efficiency")}) {
     if (node != nullptr && node->kind != TomlNode::Kind::table) {
       return top.wrong(name, fmt::format("is {}; a table [{}] is wanted", toml_kind_name(node->kind), name));
@@ -203,7 +219,12 @@ Status set_cell(std::string_view assignment, Machine* machine) {
     return fail(Code::invalid_argument, "--set {}: CELL=NUMBER is wanted, like hw.memory_bytes=96GiB",
                 utf8_repair(assignment));
   }
-  K3_TRY_ASSIGN(const double value, parse_value(assignment.substr(equals + 1), assignment));
+  const std::string_view text = assignment.substr(equals + 1);
+  if (name == "hw.w4a8" && (text == "true" || text == "false")) {  // as in a record
+    machine->hw.w4a8 = text == "true";
+    return {};
+  }
+  K3_TRY_ASSIGN(const double value, parse_value(text, assignment));
   constexpr std::string_view kHw = "hw.", kEfficiency = "efficiency.";
   if (name == "hw.domain_gpus") {
     if (!(value >= 1 && value <= static_cast<double>(kMostDomain) && value == std::floor(value))) {
@@ -213,7 +234,7 @@ Status set_cell(std::string_view assignment, Machine* machine) {
     return {};
   }
   if (name == "hw.w4a8") {
-    if (value != 0 && value != 1) return fail(Code::invalid_argument, "--set hw.w4a8: {} is neither 0 nor 1", value);
+    if (value != 0 && value != 1) return fail(Code::invalid_argument, "--set hw.w4a8: {} is none of true, false, 1, 0", value);
     machine->hw.w4a8 = value == 1;
     return {};
   }

@@ -87,13 +87,24 @@ TEST(Machines, ErrorsNameFileLineAndCell) {
   expect_refused(kWhole + "[efficiency]\nlink = -0.5\n", "efficiency.link is -0.5");
   expect_refused(kWhole + "made = 2026-01-01\n", "m.toml:14: dates and times");
   expect_refused(kWhole + "name = 3\nname = 4\n", "m.toml:15: name stands there already, from line 14");
+  expect_refused(replaced(kWhole, "\"X\"", "\"a\\u001b[31mred\""), "m.toml:1: name holds a control character");
+  expect_refused(replaced(kWhole, "\"X\"", "\"a\\u009b31mred\""), "m.toml:1: name holds a control character");
+  expect_refused(replaced(kWhole, "\"X\"", "\"" + std::string(101, 'x') + "\""), "m.toml:1: name has 101 bytes; at most 100");
   expect_refused("a" + std::string(40000, '.') + "b = 1\n",
                  "m.toml:1: a name of letters, digits, _ and - is wanted, not '.'");
   expect_refused(std::string(static_cast<size_t>(kMostTomlBytes) + 1, ' '), "at most 1048576 are read");
 }
 
+TEST(Machines, NamesMayBeOfAnyScript) {
+  EXPECT_EQ(parse_machine(replaced(kWhole, "\"X\"", "\"\\u00b5-\xe6\x9c\xba\""), "m.toml").value().hw.name, "\xc2\xb5-\xe6\x9c\xba");
+}
+
 TEST(Cells, AreSetByName) {
   Machine machine = load_machine("h200").value();
+  for (const auto& [value, is_set] : {std::pair("true", true), std::pair("false", false), std::pair("1", true), std::pair("0", false)}) {
+    ASSERT_TRUE(set_cell(std::string("hw.w4a8=") + value, &machine).ok()) << value;
+    EXPECT_EQ(machine.hw.w4a8, is_set) << value;
+  }
   ASSERT_TRUE(set_cell("hw.memory_bytes=96GiB", &machine).ok());
   EXPECT_EQ(machine.hw.memory_bytes, 96.0 * (1 << 30));
   ASSERT_TRUE(set_cell("hw.hbm_bytes_per_second=4.4e12", &machine).ok());
@@ -116,6 +127,8 @@ TEST(Cells, RefuseWhatCannotBe) {
   EXPECT_THAT(says("hw.memory_bytes=inf"), HasSubstr("is not from"));
   EXPECT_THAT(says("hw.memory_bytes=nan"), HasSubstr("is not from"));
   EXPECT_THAT(says("hw.domain_gpus=0"), HasSubstr("not a whole number"));
+  EXPECT_THAT(says("hw.w4a8=yes"), HasSubstr("'yes' is not a number"));
+  EXPECT_THAT(says("hw.w4a8=2"), HasSubstr("2 is none of true, false, 1, 0"));
   EXPECT_THAT(says("hw.hbm=3"), HasSubstr("no such cell; hw. has memory_bytes"));
   EXPECT_THAT(says("eff.link=0.5"), HasSubstr("no such cell"));
   EXPECT_THAT(says("efficiency.link=75"), HasSubstr("75 is not from 0.0001 to 1"));

@@ -11,6 +11,7 @@ namespace k3::plan {
 namespace {
 
 constexpr size_t kMostName = 100;
+constexpr size_t kMostKeys = 1000;  // of a table: names are searched one by one
 constexpr int kMostDepth = 32;  // of names and arrays: both are descended by recursion
 
 bool is_key_char(char c) {
@@ -91,10 +92,15 @@ class Parser {
     }
   }
 
+  Status has_room(const TomlNode& table) const {
+    return table.keys.size() < kMostKeys ? Status() : wrong("a table has {} names at most", kMostKeys);
+  }
+
   // A table within `table`, made when it is not there; of an array of tables the last.
   Result<TomlNode*> enter(TomlNode* table, const std::string& key) {
     const auto at = std::find(table->keys.begin(), table->keys.end(), key);
     if (at == table->keys.end()) {
+      K3_TRY(has_room(*table));
       table->keys.push_back(key);
       return &table->items.emplace_back(node_of(TomlNode::Kind::table, line_));
     }
@@ -129,6 +135,7 @@ class Parser {
       return {};
     }
     if (before == nullptr) {
+      K3_TRY(has_room(*parent));
       parent->keys.push_back(name.back());
       parent->items.push_back(node_of(TomlNode::Kind::array, line_));
     }
@@ -148,6 +155,7 @@ class Parser {
     K3_TRY_ASSIGN(TomlNode* const table, enter_all(table_, name));
     if (const TomlNode* const before = table->find(name.back()))
       return wrong("{} stands there already, from line {}", name.back(), before->line);
+    K3_TRY(has_room(*table));
     K3_TRY_ASSIGN(TomlNode value, read_value(0));
     table->keys.push_back(name.back());
     table->items.push_back(std::move(value));
@@ -282,6 +290,8 @@ Result<TomlNode> parse_toml(std::string_view text, std::string_view source) {
     const auto line = 1 + std::count(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(valid), '\n');
     return fail(Code::invalid_argument, "{}:{}: invalid UTF-8", source, line);
   }
+  constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";  // some editors write one
+  if (text.starts_with(kByteOrderMark)) text.remove_prefix(kByteOrderMark.size());
   return Parser(text, source).run();
 }
 

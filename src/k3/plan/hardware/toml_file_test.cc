@@ -61,6 +61,22 @@ TEST(Toml, ReadsTables) {
   EXPECT_EQ(many.items[1].line, 9);
 }
 
+TEST(Toml, PassesOverAByteOrderMark) {
+  EXPECT_EQ(read("\xef\xbb\xbfx = 1\n").find("x")->number, 1);
+  EXPECT_FALSE(parse_toml("x = 1\n\xef\xbb\xbfy = 1\n", "t.toml").ok());
+}
+
+// Without a limit the search for names that stand there already takes time by the square of their number.
+TEST(Toml, TablesHaveAThousandNamesAtMost) {
+  for (const auto& [before, after] : {std::pair("k", " = 1\n"), std::pair("[k", "]\n"), std::pair("[[k", "]]\n")}) {
+    std::string text;
+    for (int i = 1; i <= 1000; ++i) text += before + std::to_string(i) + after;
+    EXPECT_TRUE(parse_toml(text, "t.toml").ok());
+    EXPECT_THAT(parse_toml(text + before + "z" + after, "t.toml").error().message,
+                testing::HasSubstr("t.toml:1001: a table has 1000 names at most"));
+  }
+}
+
 TEST(Toml, RefusesByLine) {
   const std::pair<std::string, const char*> table[] = {
       {"x = 1\n[#]\n", "t.toml:2: a name of letters, digits, _ and - is wanted, not '#'"},
