@@ -142,7 +142,8 @@ std::string calibration_text(const plan::Calibration& c) {
     factors.row({f.constant, fmt::format("{:.4g}", f.before), fmt::format("{:.4g}", f.after),
                  fmt::format("{:.2f}", f.after / f.before)});
   }
-  return out + columns(points, {0, 6}) + "unseen: by a fit without that point; it makes the band\n\n" + factors.text();
+  return out + columns(points, {0, 6}) + "unseen: by a fit without that point" +
+         (c.rows.size() < plan::kLeastBandPoints ? "" : "; it makes the band") + "\n\n" + factors.text();
 }
 
 std::string check_text(const plan::Check& check) {

@@ -231,7 +231,8 @@ std::string answer_text(const PlanSetup& setup, const plan::Answer& answer) {
   line(out, "prefix cache", prefix_text(s, chosen));
   out += "\n" + ladder_text(s, chosen);
   out += changes_text(s, chosen);
-  return out + fmt::format("\nband: {:.2f} to {:.2f} times the model's time: {}\n", s.band.low, s.band.high, s.band.source);
+  return out + fmt::format("\nband: {} to {} times the model's time: {}\n", plan::multiple_text(s.band.low),
+                           plan::multiple_text(s.band.high), s.band.source);
 }
 
 std::string missing_text(const PlanSetup& setup, const plan::Missing& m) {

@@ -49,6 +49,30 @@ void add_inner(const Scenario& s, Layout layout, std::vector<Layout>* out, std::
   }
 }
 
+std::vector<Layout> all_layouts(const Scenario& s, int64_t gpus, std::optional<Error>* first_refusal) {
+  std::vector<Layout> out;
+  for (const int64_t tp : choices(s.wish.tp, gpus)) {
+    for (const int64_t pp : choices(s.wish.pp, gpus)) {
+      if (gpus % (tp * pp) != 0) continue;
+      Layout layout;
+      layout.tp = tp, layout.pp = pp, layout.dp = gpus / (tp * pp);
+      layout.sp = s.wish.sp, layout.up_sharded = s.wish.up_sharded;
+      if (s.wish.dp && *s.wish.dp != layout.dp) continue;
+      add_inner(s, layout, &out, first_refusal);
+    }
+  }
+  return out;
+}
+
+// "4032 or 4096": the next numbers of GPUs, down and up, that have a layout. One GPU always has.
+std::string nearest_counts(const Scenario& s) {
+  std::optional<Error> ignored;
+  int64_t below = s.gpus - 1, above = s.gpus + 1;
+  while (below > 1 && all_layouts(s, below, &ignored).empty()) --below;
+  while (above <= 2 * s.gpus && all_layouts(s, above, &ignored).empty()) ++above;
+  return above <= 2 * s.gpus ? fmt::format("{} or {}", below, above) : fmt::format("{}", below);
+}
+
 }  // namespace
 
 Deployment deployment_of(const Scenario& s, const Layout& layout) {
@@ -62,31 +86,25 @@ double slots_of(const Scenario& s) {
 }
 
 Result<std::vector<Layout>> layouts_of(const Scenario& s) {
-  std::vector<Layout> out;
   std::optional<Error> first_refusal;
   const int64_t given = s.wish.tp.value_or(1) * s.wish.dp.value_or(1) * s.wish.pp.value_or(1);
   if (s.gpus % given != 0) {
     return fail(Code::invalid_argument, "tp x dp x pp = {} does not divide {} GPUs", given, s.gpus);
   }
-  for (const int64_t tp : choices(s.wish.tp, s.gpus)) {
-    for (const int64_t pp : choices(s.wish.pp, s.gpus)) {
-      if (s.gpus % (tp * pp) != 0) continue;
-      Layout layout;
-      layout.tp = tp, layout.pp = pp, layout.dp = s.gpus / (tp * pp);
-      layout.sp = s.wish.sp, layout.up_sharded = s.wish.up_sharded;
-      if (s.wish.dp && *s.wish.dp != layout.dp) continue;
-      add_inner(s, layout, &out, &first_refusal);
-    }
-  }
+  std::vector<Layout> out = all_layouts(s, s.gpus, &first_refusal);
   if (!out.empty()) return out;
   if (first_refusal && (s.wish.tp || s.wish.dp || s.wish.pp || s.wish.dcp || s.wish.kcp || s.wish.moe))
     return *std::move(first_refusal);
   if (first_refusal) {
-    return fail(Code::invalid_argument, "the model cannot be laid out on {} GPUs in any way; the first that was tried: {}",
-                s.gpus, first_refusal->message);
+    return fail(Code::invalid_argument, "the model cannot be laid out on {} GPUs in any way, but on {}; the first that was tried: {}",
+                s.gpus, nearest_counts(s), first_refusal->message);
   }
   return fail(Code::invalid_argument, "no layout of {} GPUs has tp {}, dp {}, pp {}", s.gpus, s.wish.tp.value_or(0),
               s.wish.dp.value_or(0), s.wish.pp.value_or(0));
+}
+
+std::string multiple_text(double factor) {
+  return factor >= 0.1 && factor < 10 ? fmt::format("{:.2f}", factor) : fmt::format("{:.3g}", factor);
 }
 
 std::string scenario_name(const Scenario& s) {

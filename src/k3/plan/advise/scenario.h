@@ -58,6 +58,8 @@ struct Band {
   std::string source;  // what it stands on, for people
 };
 
+std::string multiple_text(double factor);  // "0.96", "12.4", "0.0125"
+
 struct Scenario {
   std::string model;
   std::string name;  // beside another scenario; empty: that of its machines

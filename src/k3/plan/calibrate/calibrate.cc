@@ -87,10 +87,38 @@ CalibrationRow row_of(const Scenario& s, const MeasuredPoint& point, const Effic
   return row;
 }
 
+Band band_of(const std::vector<CalibrationRow>& rows, size_t fits, const Band& published) {
+  const bool few = rows.size() < kLeastBandPoints;
+  Band band;  // holds 1: the estimate itself
+  if (few) band.low = std::min(1.0, published.low), band.high = std::max(1.0, published.high);
+  const Band before = band;
+  for (const CalibrationRow& row : rows) {
+    // A factor both ways: a run twice as slow as the median says nothing of runs that take no time.
+    const double widened = 1 + row.point.spread;
+    if (few) {
+      // The estimate after the fit is told, so the band is around that: published errors and this run's spread.
+      band.low = std::min(band.low, before.low / widened), band.high = std::max(band.high, before.high * widened);
+    }
+    const double ratio = row.point.seconds / (few ? row.after : row.unseen);
+    band.low = std::min(band.low, ratio / widened), band.high = std::max(band.high, ratio * widened);
+  }
+  band.low = std::max(band.low, 1 / kWidestBand), band.high = std::min(band.high, kWidestBand);
+  const std::string points = fmt::format("{} measured point{}", rows.size(), rows.size() == 1 ? "" : "s");
+  if (few) {
+    band.source = fmt::format("{}, too few for a band of their own: {}, widened by them", points,
+                              published.source.empty() ? "no band" : published.source);
+  } else if (fits < rows.size()) {
+    band.source = fmt::format("{}, each against a fit without a group of them, one of {}", points, fits);
+  } else {
+    band.source = points + ", each against a fit without it";
+  }
+  return band;
+}
+
 }  // namespace
 
 Result<Calibration> calibrate(const Counts& counts, const Machine& machine, const Precision& precision,
-                              const std::vector<MeasuredPoint>& points) {
+                              const std::vector<MeasuredPoint>& points, const Band& published) {
   K3_TRY(check_points(counts, points));
   Scenario s;
   s.counts = counts, s.machine = machine, s.precision = precision;
@@ -107,7 +135,7 @@ Result<Calibration> calibrate(const Counts& counts, const Machine& machine, cons
     moved.machine.efficiency = with_values(s.machine.efficiency, values);
     return predicted(moved, points[i]);
   };
-  const std::vector<double> all = fit_constants(constants, measured, predict, points.size());
+  const std::vector<double> all = fit_constants(constants, measured, predict);
   Calibration out;
   out.efficiency = with_values(machine.efficiency, all);
   for (size_t j = 0; j < all.size(); ++j) {
@@ -115,17 +143,12 @@ Result<Calibration> calibrate(const Counts& counts, const Machine& machine, cons
     if (std::abs(all[j] - before) >= kMoved * before)
       out.factors.push_back({std::string(kConstants[j].name), before, all[j]});
   }
-  for (size_t i = 0; i < points.size(); ++i) {
-    const std::vector<double> without = fit_constants(constants, measured, predict, i);
-    out.rows.push_back(row_of(s, points[i], out.efficiency, all, without));
-    const double ratio = points[i].seconds / out.rows.back().unseen;
-    // A factor both ways: a run twice as slow as the median says nothing of runs that take no time.
-    const double low = ratio / (1 + points[i].spread), high = ratio * (1 + points[i].spread);
-    out.band.low = i == 0 ? low : std::min(out.band.low, low);
-    out.band.high = i == 0 ? high : std::max(out.band.high, high);
-  }
-  out.band.source =
-      fmt::format("{} measured point{}, each against a fit without it", points.size(), points.size() == 1 ? "" : "s");
+  const size_t groups = std::min(points.size(), kMostLeftOut);
+  std::vector<std::vector<double>> without;
+  for (size_t g = 0; g < groups; ++g)
+    without.push_back(fit_constants(constants, measured, predict, {g, groups}, all));
+  for (size_t i = 0; i < points.size(); ++i) out.rows.push_back(row_of(s, points[i], out.efficiency, all, without[i % groups]));
+  out.band = band_of(out.rows, groups, published);
   return out;
 }
 

@@ -3,7 +3,7 @@
 // Shapes:   one row for each measured point, one factor for each constant.
 // Units:    seconds; factors are of the constant's value in the record.
 // Memory:   plain values.
-// Threads:  pure function; one fit for each point besides the main one (milliseconds each).
+// Threads:  pure function; one fit for each point, at most kMostLeftOut, besides the main one.
 // Errors:   invalid_argument: no points; a run of another model than the one it is fitted with (by its parameters).
 // Source:   fit.h; cost-model.md 8.4 (the constants).
 #pragma once
@@ -33,10 +33,17 @@ struct Calibration {
   Efficiency efficiency;
   std::vector<CalibrationFactor> factors;  // those that moved by 1 % or more
   std::vector<CalibrationRow> rows;
-  Band band;  // measured over predicted, each point by the fit without it, widened by the spread of its runs
+  // Measured over predicted, each point by the fit without it, widened by the spread of its runs; 1 lies within. Of fewer
+  // than kLeastBandPoints the published band, widened so that it holds them.
+  Band band;
 };
 
+inline constexpr size_t kLeastBandPoints = 3;  // without one of two points hardly anything is fitted
+inline constexpr size_t kMostLeftOut = 100;    // fits without a part of the points; of more points each leaves out several
+inline constexpr double kWidestBand = 1000;    // and 1 / 1000: beyond, a band says nothing more
+
+// `published`: the band that holds without a calibration.
 Result<Calibration> calibrate(const Counts& counts, const Machine& machine, const Precision& precision,
-                              const std::vector<MeasuredPoint>& points);
+                              const std::vector<MeasuredPoint>& points, const Band& published = {});
 
 }  // namespace k3::plan

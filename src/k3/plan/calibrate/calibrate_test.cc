@@ -107,6 +107,63 @@ TEST(Calibrate, WidensTheBandByTheSpreadOfRuns) {
   EXPECT_NEAR(band.low, 1 / 2.5, 1e-9);
 }
 
+// Without one of two points hardly anything is fitted: the unseen error of such a fit is that of the record.
+TEST(Calibrate, FewPointsKeepThePublishedBand) {
+  const Counts counts = kimi_linear();
+  const Machine machine = load_machine("h200").value();
+  std::vector<MeasuredPoint> points = runs_of(counts, machine);
+  for (const size_t kept : {1u, 2u}) {
+    points.resize(kept);
+    for (MeasuredPoint& point : points) point.seconds *= 9;
+    points[0].spread = 0.25;
+    const Calibration c = calibrate(counts, machine, Precision{}, points, {0.9, 1.2, "published"}).value();
+    EXPECT_LE(c.band.low, 0.9 / 1.25 * (1 + 1e-12));
+    EXPECT_GE(c.band.high, 1.2 * 1.25 * (1 - 1e-12));
+    EXPECT_THAT(c.band.source, HasSubstr("too few for a band of their own: published"));
+    for (const CalibrationRow& row : c.rows) {
+      EXPECT_LE(c.band.low * row.after, row.point.seconds);
+      EXPECT_GE(c.band.high * row.after, row.point.seconds);
+      // Alone, a point is unseen by the record as it came.
+      if (kept == 1) {
+        EXPECT_GT(row.point.seconds / row.unseen, c.band.high);
+      }
+    }
+    points = runs_of(counts, machine);
+  }
+}
+
+TEST(Calibrate, TheEstimateLiesWithinItsBand) {
+  const Counts counts = kimi_linear();
+  const Machine machine = load_machine("h200").value();
+  for (const double factor : {0.2, 9.0, 1e9}) {
+    std::vector<MeasuredPoint> points = runs_of(counts, machine);
+    points.resize(3);
+    for (MeasuredPoint& point : points) point.seconds *= factor;
+    const Band band = calibrate(counts, machine, Precision{}, points).value().band;
+    EXPECT_LE(band.low, 1);
+    EXPECT_GE(band.high, 1);
+    EXPECT_GE(band.low, 1 / kWidestBand);
+    EXPECT_LE(band.high, kWidestBand);
+  }
+}
+
+// Of many points each fit leaves out several: every row still has one that did not see it.
+TEST(Calibrate, ManyPointsAreLeftOutInGroups) {
+  const Counts counts = kimi_linear();
+  const Machine machine = load_machine("h200").value();
+  std::vector<MeasuredPoint> points;
+  while (points.size() <= 2 * kMostLeftOut) {
+    for (const MeasuredPoint& point : runs_of(counts, machine)) points.push_back(point);
+  }
+  points[kMostLeftOut + 3].seconds *= 4;  // all runs of that length but this one say otherwise
+  const Calibration c = calibrate(counts, machine, Precision{}, points).value();
+  ASSERT_EQ(c.rows.size(), points.size());
+  EXPECT_THAT(c.band.source, HasSubstr("one of 100"));
+  const CalibrationRow& odd = c.rows[kMostLeftOut + 3];
+  EXPECT_GE(c.band.high, odd.point.seconds / odd.unseen * (1 - 1e-12));
+  EXPECT_GT(odd.point.seconds / odd.unseen, odd.point.seconds / odd.after);
+}
+
 TEST(Calibrate, RefusesNothingAndOtherModels) {
   const Counts counts = kimi_linear();
   const Machine machine = load_machine("h200").value();

@@ -34,11 +34,12 @@ std::vector<double> solve(std::vector<double> a, std::vector<double> b) {
 
 class Fit {
  public:
-  Fit(std::span<const FitConstant> constants, std::span<const FitPoint> points, const Predict& predict, size_t skip)
-      : constants_(constants), points_(points), predict_(predict), skip_(skip) {}
+  Fit(std::span<const FitConstant> constants, std::span<const FitPoint> points, const Predict& predict, LeftOut left_out)
+      : constants_(constants), points_(points), predict_(predict), left_out_(left_out) {}
 
-  std::vector<double> run() {
+  std::vector<double> run(std::span<const double> start) {
     std::vector<double> logs(constants_.size(), 0.0);
+    for (size_t j = 0; j < start.size(); ++j) logs[j] = limited(j, std::log(std::max(start[j], 1e-300) / constants_[j].value));
     double cost = cost_of(logs);
     for (int step = 0; step < kMostSteps; ++step) {
       std::vector<double> change = gauss_newton(logs);
@@ -79,7 +80,7 @@ class Fit {
     const std::vector<double> values = values_of(logs);
     double sum = 0;
     for (size_t i = 0; i < points_.size(); ++i) {
-      if (i != skip_) sum += std::pow(residual(values, i), 2);
+      if (!left_out_.has(i)) sum += std::pow(residual(values, i), 2);
     }
     for (const double log : logs) sum += std::pow(log / kPriorWidth, 2);
     return sum;
@@ -89,7 +90,7 @@ class Fit {
     std::vector<double> matrix(n * n, 0.0), right(n, 0.0), slope(n);
     const std::vector<double> values = values_of(logs);
     for (size_t i = 0; i < points_.size(); ++i) {
-      if (i == skip_) continue;
+      if (left_out_.has(i)) continue;
       const double here = residual(values, i);
       for (size_t j = 0; j < n; ++j) {
         std::vector<double> moved = logs;
@@ -111,14 +112,14 @@ class Fit {
   std::span<const FitConstant> constants_;
   std::span<const FitPoint> points_;
   const Predict& predict_;
-  size_t skip_;
+  LeftOut left_out_;
 };
 
 }  // namespace
 
 std::vector<double> fit_constants(std::span<const FitConstant> constants, std::span<const FitPoint> points,
-                                  const Predict& predict, size_t skip) {
-  return Fit(constants, points, predict, skip).run();
+                                  const Predict& predict, LeftOut left_out, std::span<const double> start) {
+  return Fit(constants, points, predict, left_out).run(start);
 }
 
 }  // namespace k3::plan

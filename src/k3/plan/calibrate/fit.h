@@ -28,8 +28,16 @@ struct FitPoint {
 // Prediction of point i with these values of the constants.
 using Predict = std::function<double(std::span<const double> values, size_t point)>;
 
-// The values that fit. `skip` leaves one point out (m or more: none).
+// The points that a fit does not see: those i with i % groups == group.
+struct LeftOut {
+  size_t group = 1, groups = 1;  // none
+
+  bool has(size_t point) const { return point % groups == group; }
+};
+
+// The values that fit, found from `start` on (empty: from the constants' own values). The fit without a point lies near the
+// fit with it, so that it is the place to start from.
 std::vector<double> fit_constants(std::span<const FitConstant> constants, std::span<const FitPoint> points,
-                                  const Predict& predict, size_t skip);
+                                  const Predict& predict, LeftOut left_out = {}, std::span<const double> start = {});
 
 }  // namespace k3::plan

@@ -250,8 +250,8 @@ std::string plan_html(const Plan& plan, const Plan* against) {
   const PrefillTime prefill = prefill_of(s, chosen.layout, requests);
   page.table(parts_table(fmt::format("A prefill of {} prompts", requests), prefill.parts(), prefill.seconds, s.machine.hw));
   page.paragraph(
-      fmt::format("Times come from an analytical model; measured ones lie between {:.2f} and {:.2f} times them ({}).",
-                  s.band.low, s.band.high, s.band.source));
+      fmt::format("Times come from an analytical model; measured ones lie between {} and {} times them ({}).",
+                  multiple_text(s.band.low), multiple_text(s.band.high), s.band.source));
   return page.html();
 }
 
