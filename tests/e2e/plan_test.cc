@@ -111,6 +111,16 @@ TEST(Plan, LaunchNamesOptionsThatServeHas) {
   }
 }
 
+TEST(Plan, LaunchSaysWhatServeWouldRefuse) {
+  const std::string experts = k3_ok({"plan", "kimi-linear-48b", "--gpus", "1", "--launch", "--experts", "mxfp4"});
+  EXPECT_THAT(experts, HasSubstr("  - MXFP4 experts: it serves those of MODEL as they are"));
+  const std::string kept = k3_ok({"plan", "kimi-linear-48b", "--gpus", "1", "--launch", "--experts", "bf16"});
+  EXPECT_THAT(kept, Not(HasSubstr("experts: it serves")));
+  const std::string lengthy = k3_ok({"plan", kMini, "--gpus", "1", "--launch", "--input", "16777216", "--output", "16777216"});
+  EXPECT_THAT(lengthy, HasSubstr("--ctx 16777216"));
+  EXPECT_THAT(lengthy, HasSubstr("  - requests of 33,554,432 tokens: --ctx 16777216 is the most"));
+}
+
 TEST(Plan, SpeculationHasItsBreakEven) {
   const auto plan = [](const std::string& acceptance) {
     return json::parse(k3_ok({"plan", "k3", "--hw", "b300", "--gpus", "8", "--tp", "8", "--dcp", "1", "--moe", "tp",
@@ -232,6 +242,21 @@ TEST(Plan, CalibratesOnMeasuredRuns) {
   for (const json& point : b.at("calibration").at("points")) {
     EXPECT_LT(std::abs(std::log(point.at("after").get<double>() / point.at("seconds").get<double>())), 0.3) << point;
   }
+}
+
+TEST(Plan, OneMeasuredRunLeavesTheEstimateInItsBand) {
+  const Scratch scratch;
+  const json inspect = json::parse(k3_ok({"inspect", kMini, "--json"}));
+  const json run = {{"test", "decode"}, {"tokens", 64},      {"depth", 0},      {"batch", 1},
+                    {"threads", 1},     {"policy", "bf16"}, {"seconds", {0.5}}};
+  put_file(scratch.path("b.json"), json{{"parameters", inspect.at("parameters")}, {"results", {run}}}.dump());
+  const std::vector<std::string> plan = {"plan", kMini, "--gpus", "1", "--input", "500", "--calibration", scratch.path("b.json")};
+  EXPECT_THAT(k3_ok(plan), HasSubstr("1 measured point, too few for a band of their own: the middle 80 %"));
+  std::vector<std::string> in_json = plan;
+  in_json.emplace_back("--json");
+  const json band = json::parse(k3_ok(in_json)).at("scenario").at("band");
+  EXPECT_LE(band.at("low").get<double>(), 0.97);
+  EXPECT_GE(band.at("high").get<double>(), 1.19);
 }
 
 struct Refusal {

@@ -8,7 +8,7 @@
 namespace k3::cli {
 namespace {
 
-constexpr int64_t kMostRunning = 4096;  // of k3 serve
+constexpr int64_t kMostRunning = 4096, kMostContext = int64_t{1} << 24;  // of k3 serve
 constexpr int64_t kBlockTokens = 512;
 
 std::string command_of(const PlanSetup& setup, const plan::LayoutAnswer& chosen) {
@@ -16,7 +16,7 @@ std::string command_of(const PlanSetup& setup, const plan::LayoutAnswer& chosen)
   const int64_t users = chosen.point ? chosen.point->users : 1;
   std::string text =
       fmt::format("k3 serve {} --device cuda --max-running {} --ctx {}", setup.model_is_folder ? s.model : "MODEL",
-                  std::min(users, kMostRunning), s.load.total_tokens());
+                  std::min(users, kMostRunning), std::min(s.load.total_tokens(), kMostContext));
   if (s.precision.state == plan::kBf16Bytes) text += " --state-dtype bf16";
   if (s.slots <= 1)
     text += " --no-prefix-cache";
@@ -41,6 +41,14 @@ std::vector<std::string> gaps_of(const PlanSetup& setup, const plan::LayoutAnswe
   if (chosen.point && chosen.point->users > kMostRunning) {
     gaps.push_back(fmt::format("{} requests at once: {} is the most", format_grouped(chosen.point->users),
                                format_grouped(kMostRunning)));
+  }
+  if (s.load.total_tokens() > kMostContext) {
+    gaps.push_back(fmt::format("requests of {} tokens: --ctx {} is the most", format_grouped(s.load.total_tokens()), kMostContext));
+  }
+  if (setup.experts_converted) {
+    gaps.push_back(setup.config.experts_mxfp4
+                       ? "MXFP4 experts: it serves those of MODEL as they are, and they are not; k3 convert --experts mxfp4 packs them"
+                       : "BF16 experts: it serves those of MODEL as they are, and they are MXFP4; k3 convert --experts bf16 unpacks them");
   }
   if (s.draft.tokens > 0) gaps.emplace_back("speculation: k3 serve has no draft model");
   if (s.precision.cache == plan::kFp8Bytes) gaps.emplace_back("FP8 latents on a GPU (on a CPU: --latent-dtype f8_e4m3)");

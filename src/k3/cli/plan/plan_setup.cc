@@ -149,7 +149,7 @@ Status set_calibration(const PlanOptions& o, PlanSetup* setup) {
     K3_TRY_ASSIGN(const Config config, plan_config(o.calibration_model, &source));
     K3_TRY_ASSIGN(counts, plan::table_counts(config).with_context(source));
   }
-  K3_TRY_ASSIGN(setup->calibration, plan::calibrate(counts, s.machine, s.precision, points));
+  K3_TRY_ASSIGN(setup->calibration, plan::calibrate(counts, s.machine, s.precision, points, s.band));
   s.machine.efficiency = setup->calibration->efficiency;
   s.band = setup->calibration->band;
   return {};
@@ -196,7 +196,11 @@ Result<PlanSetup> plan_setup(const PlanOptions& o) {
   K3_TRY(check_said(o));
   K3_TRY_ASSIGN(setup.config, plan_config(o.config, &s.model));
   setup.model_is_folder = is_directory(o.config);
-  if (o.experts != "keep") setup.config.experts_mxfp4 = o.experts == "mxfp4";
+  if (o.experts != "keep") {
+    const bool mxfp4 = o.experts == "mxfp4";
+    setup.experts_converted = mxfp4 != setup.config.experts_mxfp4;
+    setup.config.experts_mxfp4 = mxfp4;
+  }
   K3_TRY_ASSIGN(s.counts, plan::table_counts(setup.config).with_context(s.model));
   K3_TRY_ASSIGN(s.machine, plan::load_machine(o.hw));
   for (const std::string& assignment : o.set) K3_TRY(plan::set_cell(assignment, &s.machine));

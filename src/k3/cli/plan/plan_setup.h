@@ -16,6 +16,7 @@ struct PlanSetup {
   plan::Scenario scenario;
   Config config;
   bool model_is_folder = false;
+  bool experts_converted = false;  // --experts says otherwise than CONFIG
   bool default_objective = false;  // neither users nor an objective were given
   bool gpus_chosen = false;        // --gpus was not given
   std::optional<plan::Calibration> calibration;
