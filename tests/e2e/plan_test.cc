@@ -259,6 +259,19 @@ TEST(Plan, OneMeasuredRunLeavesTheEstimateInItsBand) {
   EXPECT_GE(band.at("high").get<double>(), 1.19);
 }
 
+TEST(Plan, ACalibrationBeyondThePeakIsTold) {
+  const Scratch scratch;
+  const json inspect = json::parse(k3_ok({"inspect", kMini, "--json"}));
+  json bench = {{"parameters", inspect.at("parameters")}, {"results", json::array()}};
+  for (const int batch : {1, 8, 64}) {
+    bench["results"].push_back({{"test", "decode"}, {"tokens", 64}, {"depth", 2048}, {"batch", batch}, {"threads", 1}, {"policy", "bf16"},
+                                {"seconds", {64e-6}}});
+  }
+  put_file(scratch.path("b.json"), bench.dump());
+  const std::string out = k3_ok({"plan", kMini, "--gpus", "1", "--input", "500", "--calibration", scratch.path("b.json")});
+  EXPECT_THAT(out, HasSubstr("of the peak: the runs were faster than hw.hbm_bytes_per_second of the record allows"));
+}
+
 struct Refusal {
   std::vector<std::string> arguments;
   int code;

@@ -127,6 +127,27 @@ std::string against_text(const PlanSetup& first, const plan::Answer& first_answe
   return "\n" + table.text();
 }
 
+namespace {
+
+// A share of a peak above 1 says that the record's peak is too low for this machine, or what ran stayed in a cache.
+std::string above_peak(const plan::Calibration& c) {
+  std::string out;
+  for (const auto& [suffix, cell] : {std::pair("_bytes", "hw.hbm_bytes_per_second"), std::pair("_flops", "hw.bf16_flops_per_second")}) {
+    std::string above;
+    for (const plan::CalibrationFactor& f : c.factors) {
+      if (f.constant.ends_with(suffix) && f.after > 1) above += fmt::format("{}{} is {:.2f}", above.empty() ? "" : ", ", f.constant, f.after);
+    }
+    if (above.empty()) continue;
+    out += fmt::format(
+        "\n{} of the peak: the runs were faster than {} of the record allows.\nCorrect the record (k3 bench ceiling measures "
+        "it), or measure a model that no cache holds.\n",
+        above, cell);
+  }
+  return out;
+}
+
+}  // namespace
+
 std::string calibration_text(const plan::Calibration& c) {
   std::string out = "\ncalibration\n";
   std::vector<std::vector<std::string>> points = {
@@ -143,7 +164,7 @@ std::string calibration_text(const plan::Calibration& c) {
                  fmt::format("{:.2f}", f.after / f.before)});
   }
   return out + columns(points, {0, 6}) + "unseen: by a fit without that point" +
-         (c.rows.size() < plan::kLeastBandPoints ? "" : "; it makes the band") + "\n\n" + factors.text();
+         (c.rows.size() < plan::kLeastBandPoints ? "" : "; it makes the band") + "\n\n" + factors.text() + above_peak(c);
 }
 
 std::string check_text(const plan::Check& check) {

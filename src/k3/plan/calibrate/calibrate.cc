@@ -130,9 +130,11 @@ Result<Calibration> calibrate(const Counts& counts, const Machine& machine, cons
   }
   std::vector<FitPoint> measured;
   for (const MeasuredPoint& point : points) measured.push_back({point.seconds, point.spread});
+  Scenario moved = s;  // one for all predictions: there are many, and a scenario is large
+  std::vector<double*> moving;
+  for (const Constant& constant : kConstants) moving.push_back(efficiency_cell(constant.name, &moved.machine.efficiency));
   const Predict predict = [&](std::span<const double> values, size_t i) {
-    Scenario moved = s;
-    moved.machine.efficiency = with_values(s.machine.efficiency, values);
+    for (size_t j = 0; j < values.size(); ++j) *moving[j] = values[j];
     return predicted(moved, points[i]);
   };
   const std::vector<double> all = fit_constants(constants, measured, predict);

@@ -145,7 +145,8 @@ Result<std::vector<MeasuredPoint>> read_bench(const JsonNode& root, const std::s
 
 // "8 users, closed loop", "one user, closed loop", "one at a time".
 std::optional<int64_t> users_of(std::string_view pacing) {
-  if (pacing.find("one ") == 0) return 1;  // GCC 12 takes starts_with here for a read of an uninitialised buffer
+  // GCC 12 takes starts_with here for a read of an uninitialised buffer.
+  if (pacing == "one at a time" || pacing.find("one user, closed loop") == 0) return 1;
   int64_t users = 0;
   const auto [end, error] = std::from_chars(pacing.data(), pacing.data() + pacing.size(), users);
   const std::string_view rest = pacing.substr(static_cast<size_t>(end - pacing.data()));

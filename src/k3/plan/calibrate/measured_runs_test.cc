@@ -60,6 +60,9 @@ TEST(MeasuredRuns, ReadsALoad) {
   const auto alone = parse_measured_run(replaced(kLoadgen, "8 users, closed loop", "one at a time"), "load.json");
   ASSERT_TRUE(alone.ok());
   EXPECT_EQ((*alone)[0].users, 1);
+  const auto one = parse_measured_run(replaced(kLoadgen, "8 users, closed loop", "one user, closed loop"), "load.json");
+  ASSERT_TRUE(one.ok());
+  EXPECT_EQ((*one)[0].users, 1);
   // Answers of one token have no TPOT.
   const auto lone =
       parse_measured_run(replaced(kLoadgen, R"({"p50":0.01,"p95":0.011})", R"({"p50":null,"p95":null})"), "load.json");
@@ -83,6 +86,9 @@ TEST(MeasuredRuns, ErrorsNameFileAndField) {
   EXPECT_THAT(says(replaced(kBench, "3e7", "0")), HasSubstr("run.json: parameters is 0"));
   EXPECT_THAT(says(replaced(kLoadgen, "8 users, closed loop", "4 arrivals a second (Poisson)")),
               HasSubstr("closed loops alone"));
+  for (const char* pacing : {"one zillion", "one ", "8 users", "users, closed loop", "0 users, closed loop"}) {
+    EXPECT_THAT(says(replaced(kLoadgen, "8 users, closed loop", pacing)), HasSubstr("closed loops alone")) << pacing;
+  }
   EXPECT_THAT(says(replaced(kLoadgen, "\"ok\":10", "\"ok\":0")), HasSubstr("summary.ok is 0"));
   EXPECT_THAT(says(replaced(kLoadgen, "\"cached_tokens\":1000", "\"cached_tokens\":6000")),
               HasSubstr("summary.cached_tokens is 6000"));
