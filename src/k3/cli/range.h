@@ -1,33 +1,21 @@
-// Ranges of options that hold real numbers. CLI::Range refuses what is below or above, so that NaN passes it; these want
-// the value to lie between.
+// Ranges of options. CLI::Range refuses what is below or above its limits, so that NaN passes it; for real numbers these
+// want the value to lie between.
 #pragma once
 
-#include <fmt/format.h>
+#include <cstdint>
 
-#include <CLI/CLI.hpp>
-#include <concepts>
-#include <string>
+namespace CLI {
+class Validator;
+}
 
 namespace k3::cli {
 
-// Described in --help as CLI::Range is; description("") leaves that out.
-inline CLI::Validator real_range(double least, double most) {
-  return CLI::Validator(
-      [least, most](std::string& text) {
-        double value = 0;
-        const bool within = CLI::detail::lexical_cast(text, value) && value >= least && value <= most;
-        return within ? std::string() : fmt::format("Value {} not in range {} to {}", text, least, most);
-      },
-      CLI::Range(least, most).get_description());
-}
+// Described in --help as CLI::Range is.
+CLI::Validator real_range(double least, double most);
 
-// Of whole numbers as well, and not described: where the help text says it, or a type name.
-template <class Number>
-CLI::Validator range(Number least, Number most) {
-  if constexpr (std::floating_point<Number>)
-    return real_range(least, most).description("");
-  else
-    return CLI::Validator(CLI::Range(least, most)).description("");
-}
+// Not described: where the help text or a type name tells what is wanted.
+CLI::Validator range(double least, double most);
+CLI::Validator range(int64_t least, int64_t most);
+CLI::Validator range(int least, int most);
 
 }  // namespace k3::cli
