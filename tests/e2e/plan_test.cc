@@ -35,6 +35,11 @@ TEST(Plan, SaysWhatIsMissing) {
   EXPECT_THAT(out, HasSubstr("does not fit"));
   EXPECT_THAT(out, HasSubstr("missing"));
   EXPECT_THAT(out, HasSubstr("16 GPUs of H200-SXM"));
+  // A plan has answered with that; a simulation cannot run.
+  EXPECT_EQ(k3({"sim", "k3", "synthetic", "--hw", "h200", "--gpus", "8", "-n", "2"}).code, 6);
+  const json root = json::parse(k3_ok({"plan", "k3", "--hw", "h200", "--gpus", "8", "--json"}));
+  EXPECT_TRUE(root.contains("missing"));
+  EXPECT_FALSE(root.contains("answer"));
 }
 
 TEST(Plan, SaysWhatHoldsTheUsersAskedFor) {
@@ -301,7 +306,7 @@ TEST(Plan, WrongUseIsNamed) {
       {{"plan", "k3", "--gpus", "16", "--tp", "4", "--dp", "4", "--moe", "tp"}, 5, "use expert parallelism"},
       {{"plan", "k3", "--input", "0"}, 2, "--input"},
       {{"plan", "k3", "--hit", "1.5"}, 2, "--hit"},
-      {{"plan", "k3", "--gpus", "4095"}, 2, "cannot be laid out on 4095 GPUs in any way"},
+      {{"plan", "k3", "--gpus", "4095"}, 2, "cannot be laid out on 4095 GPUs in any way, but on 4088 or 4096; the first"},
       {{"plan", "k3", "--acceptance", "chat"}, 2, "--acceptance says nothing without --draft"},
       {{"plan", "k3", "--scheme", "replay"}, 2, "--scheme says nothing without --draft"},
       {{"plan", "k3", "--fade", "1,2,0.5"}, 2, "--fade says nothing without --draft"},
