@@ -359,6 +359,8 @@ TEST(Sim, WrongUseIsNamed) {
       {with(synthetic, {"--budget", "many"}), 2, "--budget many: not TOKENS:SECONDS"},
       {with(synthetic, {"--budget", "100:0"}), 2, "seconds are positive"},
       {with(synthetic, {"--fail", "0"}), 2, "--fail 0: not REPLICA@SECONDS"},
+      {with(synthetic, {"--fail", "0@5+1e300"}), 2, "--fail 0@5+1e300: at most 1e+09 seconds"},
+      {with(synthetic, {"--fail", "1e300@5"}), 2, "--fail 1e300@5: not REPLICA@SECONDS"},
       {with(synthetic, {"--fail", "3@5"}), 2, "failure of replica 3 of 1"},
       {with(synthetic, {"--prefill", "2"}), 2, "--prefill and --decode are given together"},
       {with(synthetic, {"--decode-with", "--tp 4"}), 2, "--decode-with is for --prefill and --decode"},

@@ -12,6 +12,7 @@
 #include "k3/base/utf8.h"
 #include "k3/cli/plan/plan_setup.h"
 #include "k3/engine/executor.h"
+#include "k3/format/trace/trace_fields.h"
 #include "k3/plan/advise/answer.h"
 #include "k3/plan/cost/memory.h"
 #include "k3/plan/sim/cost_clock.h"
@@ -82,14 +83,19 @@ Result<plan::BudgetClass> budget_of(const std::string& text) {
 // "0@100" or "0@100+60"
 Result<plan::Failure> failure_of(const std::string& text) {
   const size_t at = std::min(text.find('@'), text.size()), plus = std::min(text.find('+'), text.size());
-  const auto replica = real_of(std::string_view(text).substr(0, at));
-  const auto when = at < plus ? real_of(std::string_view(text).substr(at + 1, plus - at - 1)) : std::nullopt;
-  const auto repair = plus < text.size() ? real_of(std::string_view(text).substr(plus + 1)) : std::nullopt;
-  if (!replica || *replica > 1e6 || !when || (plus < text.size() && !repair)) {
+  const auto part = [&](size_t from, size_t to) {
+    return from <= to ? real_of(std::string_view(text).substr(from, to - from)).value_or(-1) : -1;
+  };
+  const double replica = part(0, at), when = part(at + 1, plus);
+  const double repair = plus < text.size() ? part(plus + 1, text.size()) : 0;
+  if (replica < 0 || replica > 1e6 || when < 0 || repair < 0) {
     return fail(Code::invalid_argument, "--fail {}: not REPLICA@SECONDS or REPLICA@SECONDS+REPAIR", utf8_repair(text));
   }
-  plan::Failure out{static_cast<int32_t>(*replica), *when};
-  if (repair) out.repair_seconds = *repair;
+  if (when > kMostTraceSeconds || repair > kMostTraceSeconds) {
+    return fail(Code::invalid_argument, "--fail {}: at most {:.0e} seconds", utf8_repair(text), kMostTraceSeconds);
+  }
+  plan::Failure out{static_cast<int32_t>(replica), when};
+  if (plus < text.size()) out.repair_seconds = repair;
   return out;
 }
 

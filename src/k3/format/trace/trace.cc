@@ -40,9 +40,9 @@ class JsonFields {
     const JsonNode* node = need(name, JsonNode::Kind::number, absent.has_value());
     return node == nullptr ? absent.value_or(0) : keep(name, trace_integer(node->raw, least, most));
   }
-  double number(std::string_view name) {
+  double number(std::string_view name, double most) {
     const JsonNode* node = need(name, JsonNode::Kind::number, false);
-    return node == nullptr ? 0 : keep(name, trace_number(node->raw));
+    return node == nullptr ? 0 : keep(name, trace_number(node->raw, most));
   }
   std::vector<int64_t> integers(std::string_view name) {
     std::vector<int64_t> out;
@@ -156,7 +156,7 @@ Result<TraceRecord> TraceReader::from_json(std::string_view line) const {
   if (!root.is_object()) return fail(Code::invalid_argument, "{} where an object belongs", json_kind_name(root.kind));
   JsonFields fields(root);
   TraceRecord record;
-  record.timestamp_s = fields.number("timestamp") / 1e3;
+  record.timestamp_s = fields.number("timestamp", 1e3 * kMostTraceClock) / 1e3;
   record.input_tokens = fields.integer("input_length", 1, kMostTraceTokens);
   record.output_tokens = fields.integer("output_length", 0, kMostTraceTokens);
   record.block_ids = fields.integers("hash_ids");
@@ -183,7 +183,8 @@ Result<TraceRecord> TraceReader::from_row(std::string_view line) {
   };
   TraceRecord record;
   K3_TRY_ASSIGN(const double time,
-                (kind_ == TraceKind::azure ? trace_calendar_time(cell(time_column_)) : trace_number(cell(time_column_)))
+                (kind_ == TraceKind::azure ? trace_calendar_time(cell(time_column_))
+                                           : trace_number(cell(time_column_), kMostTraceClock))
                     .with_context(names.time));
   if (!has_records_ && kind_ == TraceKind::azure) first_time_ = time;
   record.timestamp_s = time - first_time_;
@@ -215,6 +216,11 @@ Result<std::optional<TraceRecord>> TraceReader::next() {
   if (has_records_ && record->timestamp_s < last_timestamp_) {
     return fail(Code::invalid_argument, "{}: timestamp: {:.3f} s is before the {:.3f} s of the record before",
                 lines_.place(), record->timestamp_s, last_timestamp_);
+  }
+  if (!has_records_) start_timestamp_ = record->timestamp_s;
+  if (record->timestamp_s - start_timestamp_ > kMostTraceSeconds) {
+    return fail(Code::invalid_argument, "{}: timestamp: {:.3g} s after the first record; at most {:.0e}", lines_.place(),
+                record->timestamp_s - start_timestamp_, kMostTraceSeconds);
   }
   has_records_ = true;
   last_timestamp_ = record->timestamp_s;

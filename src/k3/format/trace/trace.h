@@ -70,7 +70,7 @@ class TraceReader {
   TraceOptions options_;
   TraceKind kind_ = TraceKind::mooncake;
   std::optional<std::string> first_line_;  // JSONL: read to learn the kind, and still to be given
-  double last_timestamp_ = 0;
+  double start_timestamp_ = 0, last_timestamp_ = 0;
   bool has_records_ = false;
   // CSV: the column of each field that is used, -1 when absent; sessions by the text of their id.
   int64_t column_count_ = 0;

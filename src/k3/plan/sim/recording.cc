@@ -11,7 +11,7 @@ Result<double> time_of(const JsonNode& node, std::string_view name) {
   if (found == nullptr || found->is_null()) return -1;
   if (!found->is_number())
     return fail(Code::invalid_argument, "{}: {} where a number belongs", name, json_kind_name(found->kind));
-  return trace_number(found->raw).with_context(name);
+  return trace_number(found->raw, kMostTraceSeconds).with_context(name);
 }
 
 Status read_one(const JsonNode& node, const Workload& workload, std::vector<RecordedRequest>* out) {

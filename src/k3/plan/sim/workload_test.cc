@@ -98,7 +98,9 @@ TEST(SimWorkload, RecordingsNameWhatIsWrong) {
   EXPECT_THAT(message(R"({"requests":[{"index":0,"input_tokens":5,"start_s":1}]})"), HasSubstr("the same cuts"));
   EXPECT_THAT(message(R"({"requests":[{"index":0,"start_s":1},{"index":0,"start_s":1}]})"),
               HasSubstr("requests[1]: index: 0 comes twice"));
-  EXPECT_THAT(message(R"({"requests":[{"index":0,"start_s":"x"}]})"), HasSubstr("start_s"));
+  EXPECT_THAT(message(R"({"requests":[{"index":0,"input_tokens":700,"start_s":"x"}]})"), HasSubstr("start_s"));
+  EXPECT_THAT(message(R"({"requests":[{"index":0,"input_tokens":700,"start_s":1e300}]})"),
+              HasSubstr("requests[0]: start_s: 1e300 is above"));
 }
 
 }  // namespace
