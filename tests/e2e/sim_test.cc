@@ -172,6 +172,20 @@ TEST(Sim, FailuresLoseNoRequest) {
   EXPECT_EQ(root.at("summary").at("generated_tokens"), simulated(fleet).at("summary").at("generated_tokens"));
 }
 
+TEST(Sim, WhatNoReplicaIsLeftForIsLost) {
+  const Scratch scratch;
+  const Arguments run = k3_sim("synthetic", {"-n", "40", "--rate", "1", "--output", "20", "--fail", "0@20"});
+  const Outcome text = k3(with(run, {"--csv", scratch.path("run.csv")}));
+  EXPECT_EQ(text.code, 0) << text.err;
+  EXPECT_THAT(text.err, HasSubstr("lost: the failure at 20 s left no replica"));
+  const json root = simulated(run);
+  const auto lost = root.at("summary").at("lost").get<size_t>();
+  EXPECT_GT(lost, 0u);
+  EXPECT_EQ(root.at("summary").at("not_sent"), 0);
+  EXPECT_THAT(text.out, HasSubstr(", " + std::to_string(lost) + " lost"));
+  EXPECT_EQ(count_of(file_text(scratch.path("run.csv")), ",lost,"), lost);
+}
+
 TEST(Sim, SessionsKeepTheirReplica) {
   const Arguments fleet = k3_sim(kAgents, {"--limit", "300", "--replicas", "4"});
   const json root = simulated(fleet);
@@ -276,7 +290,7 @@ TEST(Sim, WritesPagesAndTables) {
   const std::string out = k3_ok(with(run, {"--policies", "end,serve", "--loads", "0.5,1,2", "--slo-ttft", "2", "--slo-tpot",
                                            "50", "--against", scratch.path("other.json"), "--plots", scratch.path("plots"),
                                            "--html", scratch.path("run.html"), "--csv", scratch.path("run.csv")}));
-  for (const char* word : {"TTFT", "TPOT", "waiting", "skipped", "cut by", "checkpoints", "objective", "speed 0.5"})
+  for (const char* word : {"TTFT", "TPOT", "waiting", "skipped", "cut by", "checkpoints", "objective", "speed 0.5", "this run", "the other", "120 of 120"})
     EXPECT_THAT(out, HasSubstr(word));
   const std::string html = file_text(scratch.path("run.html"));
   EXPECT_EQ(k3::test::xml_problem(html.substr(html.find('\n') + 1)), "");
@@ -293,6 +307,26 @@ TEST(Sim, WritesPagesAndTables) {
   const std::string csv = file_text(scratch.path("run.csv"));
   EXPECT_EQ(count_of(csv, "\n"), 121u);
   EXPECT_THAT(csv, HasSubstr("index,session,turn,outcome"));
+}
+
+TEST(Sim, AnotherRunIsComparedInTextAndJson) {
+  const Scratch scratch;
+  const auto run = [](const char* count, const char* output) {
+    return k3_sim("synthetic", {"-n", count, "--output", output, "--input", "1000"});
+  };
+  const json other = simulated(run("4", "40"));
+  put_file(scratch.path("other.json"), other.dump());
+  const Outcome alike = k3(with(run("4", "20"), {"--against", scratch.path("other.json")}));
+  EXPECT_EQ(alike.code, 0) << alike.err;
+  EXPECT_THAT(alike.out, HasSubstr("TPOT p95"));
+  EXPECT_THAT(alike.out, HasSubstr("4 of 4"));
+  EXPECT_THAT(alike.err, Not(HasSubstr("different questions")));
+  const json both = json::parse(k3_ok(with(run("3", "20"), {"--against", scratch.path("other.json"), "--json", "-"})));
+  EXPECT_EQ(both.at("against").at("ttft_p50_s"), other.at("summary").at("ttft_s").at("p50"));
+  EXPECT_EQ(both.at("against").at("seconds"), other.at("summary").at("seconds"));
+  EXPECT_EQ(both.at("against").at("requests"), 4);
+  EXPECT_THAT(k3(with(run("3", "20"), {"--against", scratch.path("other.json")})).err,
+              HasSubstr("a run of 4 requests, this one has 3"));
 }
 
 TEST(Sim, EveryExampleOfTheHelpRuns) {
@@ -361,6 +395,7 @@ TEST(Sim, WrongUseIsNamed) {
       {with(synthetic, {"--fail", "0"}), 2, "--fail 0: not REPLICA@SECONDS"},
       {with(synthetic, {"--fail", "0@5+1e300"}), 2, "--fail 0@5+1e300: at most 1e+09 seconds"},
       {with(synthetic, {"--fail", "1e300@5"}), 2, "--fail 1e300@5: not REPLICA@SECONDS"},
+      {with(synthetic, {"--fail", "0@0.001"}), 2, "no request was answered; the failure at 0.001 s left no replica"},
       {with(synthetic, {"--fail", "3@5"}), 2, "failure of replica 3 of 1"},
       {with(synthetic, {"--prefill", "2"}), 2, "--prefill and --decode are given together"},
       {with(synthetic, {"--decode-with", "--tp 4"}), 2, "--decode-with is for --prefill and --decode"},
@@ -380,8 +415,8 @@ TEST(Sim, WrongUseIsNamed) {
       {with(synthetic, {"--ctx", "100"}), 2, "no request was answered"},
       {with(synthetic, {"--against", scratch.path("list.json")}), 2, "list.json"},
       {with(synthetic, {"--recorded", scratch.path("list.json")}), 2, "no list \"requests\""},
-      {with(synthetic, {"--clock", scratch.path("clock.json")}), 2, "clock.json: point 0"},
-      {with(synthetic, {"--clock", scratch.path("list.json")}), 2, "no list \"points\""},
+      {{"sim", "k3", "synthetic", "--clock", scratch.path("clock.json")}, 2, "clock.json: point 0"},
+      {{"sim", "k3", "synthetic", "--clock", scratch.path("list.json")}, 2, "no list \"points\""},
       {with(synthetic, {"--html", scratch.path("no/such/page.html")}), 3, "page.html"},
       {{"sim", "k3", "synthetic", "--gpus", "8", "--hw", "h200"}, 6, "does not fit"},
       {{"sim", "k3", "synthetic", "--gpus", "16", "--tp", "5"}, 2, "does not divide 16 GPUs"},
@@ -393,6 +428,44 @@ TEST(Sim, WrongUseIsNamed) {
     EXPECT_EQ(outcome.code, refusal.code) << refusal.says << "\n" << outcome.err;
     EXPECT_THAT(outcome.err, HasSubstr(refusal.says));
     EXPECT_LE(count_of(outcome.err, scratch.path()), 1u) << outcome.err;  // a file is named once
+  }
+}
+
+// What would be ignored is refused by name.
+TEST(Sim, OptionsThatSayNothingAreNamed) {
+  const Arguments trace = k3_sim(kAgents), synthetic = k3_sim("synthetic");
+  const Arguments clock = {"sim", kMini, "synthetic", "--clock", "clock.json"};
+  for (const Arguments& more : std::vector<Arguments>{
+           {"--requests", "3"}, {"--input", "9"}, {"--output", "9"}, {"--turns", "2"}, {"--shared-prefix", "9"}}) {
+    EXPECT_THAT(k3(with(trace, more)).err, HasSubstr(more.front() + " is for synthetic requests"));
+  }
+  for (const Arguments& more : std::vector<Arguments>{{"--gpus", "8"},
+                                                      {"--hw", "h200"},
+                                                      {"--set", "hw.memory_bytes=1e11"},
+                                                      {"--tp", "8"},
+                                                      {"--dp", "1"},
+                                                      {"--pp", "1"},
+                                                      {"--dcp", "1"},
+                                                      {"--kcp", "1"},
+                                                      {"--moe", "tp"},
+                                                      {"--sp"},
+                                                      {"--scheme", "fused"}}) {
+    EXPECT_THAT(k3(with(clock, more)).err, HasSubstr(more.front() + " describes a machine"));
+  }
+  for (const Arguments& more : std::vector<Arguments>{{"--trace-block", "512"},
+                                                      {"--step-overhead-ms", "1"},
+                                                      {"--transfer-ms", "1"},
+                                                      {"--transfer-gbps", "1"},
+                                                      {"--host-gbps", "1"},
+                                                      {"--remote-gbps", "1"},
+                                                      {"--remote-ms", "1"},
+                                                      {"--pool-bytes", "1GB", "--unbounded"},
+                                                      {"--pool-bytes", "1GB", "--rule"},
+                                                      {"--speed", "2", "--recorded", "run.json"},
+                                                      {"--speed", "2", "--recorded-order", "run.json"}}) {
+    const Outcome outcome = k3(with(synthetic, more));
+    EXPECT_EQ(outcome.code, 2);
+    EXPECT_THAT(outcome.err, HasSubstr(more.front() + " "));
   }
 }
 

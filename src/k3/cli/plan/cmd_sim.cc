@@ -50,10 +50,11 @@ std::string reasons_text(const SimSummary& s) {
 std::string tables(const SimSetup& setup, const plan::SimReport& report) {
   const SimSummary& s = report.result.summary;
   std::string out = report.subtitle + "\n";
-  out += fmt::format("{} of {} requests done in {}{}{}{}\n\n", format_grouped(s.done), format_grouped(s.requests),
+  out += fmt::format("{} of {} requests done in {}{}{}{}{}\n\n", format_grouped(s.done), format_grouped(s.requests),
                      format_seconds(s.seconds), s.cut > 0 ? fmt::format(", {} cut short", format_grouped(s.cut)) : "",
                      s.refused > 0 ? fmt::format(", {} refused", format_grouped(s.refused)) : "",
-                     s.not_sent > 0 ? fmt::format(", {} not sent", format_grouped(s.not_sent)) : "");
+                     s.not_sent > 0 ? fmt::format(", {} not sent", format_grouped(s.not_sent)) : "",
+                     s.lost > 0 ? fmt::format(", {} lost", format_grouped(s.lost)) : "");
   Table latency({"", "mean", "p50", "p90", "p95", "p99", "max"});
   latency_rows(latency, s);
   out += latency.text() + "\n";
@@ -94,6 +95,12 @@ std::string tables(const SimSetup& setup, const plan::SimReport& report) {
                  fmt::format("{:.2f} %", 100 * p.summary.hit_ratio())});
     }
     out += "\n" + loads.text();
+  }
+  if (report.against) {
+    const auto both = plan::against_table(plan::digest_of(report), *report.against);
+    Table table({"against", "this run", "the other", "ratio"});
+    for (const auto& row : both.rows) table.row(row);
+    out += "\n" + table.text();
   }
   return out;
 }
@@ -163,6 +170,14 @@ Status write_files(const SimOptions& o, const plan::SimReport& report) {
   return {};
 }
 
+// Of a run in which nothing was answered.
+std::string why_none(const plan::SimScenario& scenario, const plan::SimResult& result) {
+  if (!result.first_refusal.empty()) return result.first_refusal;
+  if (!result.loss.empty()) return result.loss;
+  if (!scenario.recorded.empty()) return "the recording starts none of the trace, or none within --duration";
+  return "none starts within --duration";
+}
+
 }  // namespace
 
 Status sim_command(const SimOptions& o) {
@@ -205,9 +220,14 @@ Status sim_command(const SimOptions& o) {
   print_out(o.json == "-" ? plan::sim_json(report) + "\n" : tables(setup, report));
   if (!setup.clock_note.empty()) note("k3: clock: " + setup.clock_note);
   if (!result.first_refusal.empty()) note("k3: refused: " + result.first_refusal);
+  if (!result.loss.empty()) note("k3: lost: " + result.loss);
+  if (report.against && report.against->requests != result.summary.requests) {
+    note(fmt::format("k3: --against {}: a run of {} requests, this one has {}: they answer different questions", o.against,
+                     format_grouped(report.against->requests), format_grouped(result.summary.requests)));
+  }
   K3_TRY(write_files(o, report));
   if (result.summary.done + result.summary.cut == 0)
-    return fail(Code::invalid_argument, "no request was answered; {}", result.first_refusal);
+    return fail(Code::invalid_argument, "no request was answered; {}", why_none(setup.scenario, result));
   return {};
 }
 

@@ -234,7 +234,12 @@ void add_sim_command(CLI::App& app, SimOptions& o, Status& status) {
       "  k3 sim k3 synthetic --turns 8 --rate 2 --shared-prefix 16384 --gpus 16 --replicas 4\n"
       "  k3 sim k3 trace.jsonl --gpus 16 --prefill 2 --decode 1 --slo-ttft 5 --slo-tpot 50\n"
       "  k3 sim models/k3-mini trace.jsonl --clock bench.json --scale 0.1 --users 4");
-  command->callback([&o, &status] { status = sim_command(o); });
+  command->callback([&o, &status, command] {
+    for (const CLI::Option* option : command->get_options()) {
+      if (option->count() > 0 && !option->get_lnames().empty()) o.given.insert("--" + option->get_lnames().front());
+    }
+    status = sim_command(o);
+  });
 }
 
 }  // namespace k3::cli

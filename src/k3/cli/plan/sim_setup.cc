@@ -11,6 +11,7 @@
 #include "k3/base/units.h"
 #include "k3/base/utf8.h"
 #include "k3/cli/plan/plan_setup.h"
+#include "k3/cli/plan/sim_use.h"
 #include "k3/engine/executor.h"
 #include "k3/format/trace/trace_fields.h"
 #include "k3/plan/advise/answer.h"
@@ -381,6 +382,7 @@ void add_settings(const SimOptions& o, const PlanSetup& setup, SimSetup* out) {
 }  // namespace
 
 Result<SimSetup> sim_setup(const SimOptions& o) {
+  K3_TRY(check_use(o));
   SimSetup out;
   plan::SimScenario& s = out.scenario;
   {
