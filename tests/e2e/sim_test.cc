@@ -220,15 +220,23 @@ TEST(Sim, MeasuredStepsOfASmallModel) {
     {"prompts":1,"new_tokens":512,"key_pairs":131072,"seconds":0.5},{"prompts":1,"new_tokens":64,"key_pairs":2048,"seconds":0.08}]})");
   put_file(
       scratch.path("run.json"),
-      R"({"requests":[{"index":0,"input_tokens":300,"start_s":1,"first_token_s":2,"end_s":3},{"index":1,"start_s":5,"end_s":6}]})");
+      R"({"requests":[{"index":0,"input_tokens":300,"start_s":1,"first_token_s":2,"end_s":3},{"index":1,"input_tokens":400,"start_s":5,"end_s":6}]})");
   put_file(scratch.path("t.jsonl"), R"({"timestamp":0,"input_length":300,"output_length":8,"hash_ids":[1]}
 {"timestamp":10,"input_length":400,"output_length":8,"hash_ids":[1]}
 )");
   const Arguments mini = {"sim", kMini, scratch.path("t.jsonl"), "--clock", scratch.path("clock.json")};
   const json root = simulated(with(mini, {"--recorded", scratch.path("run.json")}));
   expect_all_done(root);
+  EXPECT_THAT(root.at("settings").at("clock").get<std::string>(), HasSubstr("4 points for a curve of"));
   EXPECT_EQ(root.at("requests")[0].at("arrival_s"), 1);
   EXPECT_EQ(root.at("requests")[1].at("arrival_s"), 5);
+  put_file(scratch.path("half.json"), R"({"requests":[{"index":1,"input_tokens":400,"start_s":0}]})");
+  const Outcome half = k3(with(mini, {"--recorded", scratch.path("half.json")}));
+  EXPECT_EQ(half.code, 0) << half.err;
+  EXPECT_THAT(half.err, HasSubstr("half.json: 1 of the 2 requests are not in it"));
+  put_file(scratch.path("none.json"), R"({"requests":[]})");
+  EXPECT_THAT(k3(with(mini, {"--recorded-order", scratch.path("none.json")})).err,
+              HasSubstr("no request was answered; the recording starts none of the trace"));
   const json ordered = simulated(with(mini, {"--recorded-order", scratch.path("run.json"), "--step-overhead-ms", "2"}));
   EXPECT_EQ(ordered.at("requests")[1].at("cached_tokens"), root.at("requests")[1].at("cached_tokens"));
   EXPECT_GE(ordered.at("requests")[1].at("arrival_s"), ordered.at("requests")[0].at("end_s"));
@@ -372,6 +380,7 @@ TEST(Sim, WrongUseIsNamed) {
            "{\"timestamp\":9,\"input_length\":5,\"output_length\":1,\"hash_ids\":[1]}\n{\"timestamp\":3,\"input_length\":5,"
            "\"output_length\":1,\"hash_ids\":[1]}\n");
   put_file(scratch.path("clock.json"), R"({"points":[{"decode_rows":1,"seconds":0}]})");
+  put_file(scratch.path("decodes.json"), R"({"points":[{"decode_rows":1,"seconds":0.01}]})");
   put_file(scratch.path("list.json"), "[]");
   const Arguments synthetic = k3_sim("synthetic", {"-n", "3"});
   const std::vector<Refusal> table = {
@@ -416,6 +425,7 @@ TEST(Sim, WrongUseIsNamed) {
       {with(synthetic, {"--against", scratch.path("list.json")}), 2, "list.json"},
       {with(synthetic, {"--recorded", scratch.path("list.json")}), 2, "no list \"requests\""},
       {{"sim", "k3", "synthetic", "--clock", scratch.path("clock.json")}, 2, "clock.json: point 0"},
+      {{"sim", kMini, "synthetic", "--clock", scratch.path("decodes.json")}, 2, "decodes.json: only decodes are measured"},
       {{"sim", "k3", "synthetic", "--clock", scratch.path("list.json")}, 2, "no list \"points\""},
       {with(synthetic, {"--html", scratch.path("no/such/page.html")}), 3, "page.html"},
       {{"sim", "k3", "synthetic", "--gpus", "8", "--hw", "h200"}, 6, "does not fit"},
@@ -429,6 +439,34 @@ TEST(Sim, WrongUseIsNamed) {
     EXPECT_THAT(outcome.err, HasSubstr(refusal.says));
     EXPECT_LE(count_of(outcome.err, scratch.path()), 1u) << outcome.err;  // a file is named once
   }
+}
+
+// Before anything runs, so that no long run ends in a file that cannot be written.
+TEST(Sim, OutputsAreLookedAtFirst) {
+  const Scratch scratch;
+  const std::string trace = scratch.path("t.jsonl"), line = R"({"timestamp":0,"input_length":5,"output_length":1})";
+  put_file(trace, line);
+  put_file(scratch.path("old.json"), "{}");
+  fs::create_symlink(trace, scratch.path("link.json"));
+  const Arguments run = k3_sim(trace);
+  const auto refused = [&](const Arguments& more, int code, const std::string& says) {
+    const Outcome outcome = k3(with(run, more));
+    EXPECT_EQ(outcome.code, code) << outcome.err;
+    EXPECT_EQ(outcome.out, "");
+    EXPECT_THAT(outcome.err, HasSubstr(says));
+  };
+  refused({"--json", scratch.path("no/x.json")}, 3, "--json " + scratch.path("no/x.json") + ": cannot be written");
+  refused({"--csv", scratch.path()}, 2, "is a folder");
+  refused({"--csv", "-"}, 2, "--csv -: only --json can go to stdout");
+  refused({"--html", "-"}, 2, "--html -: only --json can go to stdout");
+  refused({"--json", trace}, 2, "is what TRACE reads");
+  refused({"--json", scratch.path("link.json")}, 2, "is what TRACE reads");
+  refused({"--json", scratch.path("x"), "--html", scratch.path("./x")}, 2, "--json and --html are the same file");
+  refused({"--plots", trace}, 2, "--plots " + trace + ": is a file");
+  EXPECT_EQ(file_text(trace), line);
+  EXPECT_FALSE(fs::exists(scratch.path("x")));
+  k3_ok(with(run, {"--json", scratch.path("old.json"), "--csv", "/dev/null"}));
+  EXPECT_GT(file_text(scratch.path("old.json")).size(), 100u);
 }
 
 // What would be ignored is refused by name.

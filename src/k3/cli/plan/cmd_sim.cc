@@ -9,6 +9,7 @@
 #include "k3/base/units.h"
 #include "k3/base/utf8.h"
 #include "k3/cli/common.h"
+#include "k3/cli/plan/sim_outputs.h"
 #include "k3/cli/plan/sim_setup.h"
 #include "k3/plan/report/sim_report.h"
 #include "k3/plan/sim/fleet.h"
@@ -181,6 +182,7 @@ std::string why_none(const plan::SimScenario& scenario, const plan::SimResult& r
 }  // namespace
 
 Status sim_command(const SimOptions& o) {
+  K3_TRY(check_outputs(o));
   std::optional<plan::SimDigest> against;
   if (!o.against.empty()) {
     K3_TRY_ASSIGN(const std::string text, read_file(o.against, kMostOtherBytes));
@@ -218,6 +220,7 @@ Status sim_command(const SimOptions& o) {
                                std::move(loads),
                                std::move(against)};
   print_out(o.json == "-" ? plan::sim_json(report) + "\n" : tables(setup, report));
+  for (const std::string& text : setup.notes) note("k3: " + text);
   if (!setup.clock_note.empty()) note("k3: clock: " + setup.clock_note);
   if (!result.first_refusal.empty()) note("k3: refused: " + result.first_refusal);
   if (!result.loss.empty()) note("k3: lost: " + result.loss);

@@ -280,6 +280,9 @@ Status set_measured(const SimOptions& o, const PlanSetup& setup, SimSetup* out) 
   plan::SimScenario& s = out->scenario;
   K3_TRY_ASSIGN(const auto points, plan::read_points(o.clock));
   K3_TRY_ASSIGN(const auto clock, plan::FittedClock::fit(points, o.step_overhead_ms / 1e3).with_context(o.clock));
+  const bool decodes =
+      std::ranges::any_of(out->workload.requests, [](const plan::SimRequest& r) { return r.output_tokens > 1; });
+  K3_TRY(plan::check_kinds(points, decodes).with_context(o.clock));
   s.engine.clock = clock;
   K3_TRY(set_shape(o.plan, setup.scenario.counts, {}, &s.engine));
   K3_TRY(set_pool(o, out->workload, {}, 0, &s.engine));
@@ -293,6 +296,10 @@ Status set_measured(const SimOptions& o, const PlanSetup& setup, SimSetup* out) 
   s.request_seconds = o.request_ms.value_or(0) / 1e3;
   out->clock_note = fmt::format("{} measured steps, fitted within {:.1f} % (root mean square {:.1f} %)", points.size(),
                                 100 * clock->largest_error(), 100 * clock->rms_error());
+  if (points.size() < plan::FittedClock::terms()) {
+    out->clock_note += fmt::format("; {} points for a curve of {} terms: between and beyond them it is a guess", points.size(),
+                                   plan::FittedClock::terms());
+  }
   out->settings.emplace_back("clock", fmt::format("{}: {}", o.clock, out->clock_note));
   out->subtitle = fmt::format("{}, steps as measured", setup.scenario.model);
   return {};
@@ -324,6 +331,11 @@ Status set_pacing(const SimOptions& o, SimSetup* out) {
   auto recorded = plan::parse_recording(text, out->workload);
   if (!recorded.ok()) return std::move(recorded).take_error().with_context(recording);
   s.recorded = *std::move(recorded);
+  const auto absent = std::ranges::count_if(s.recorded, [](const plan::RecordedRequest& r) { return r.start_seconds < 0; });
+  if (absent > 0) {
+    out->notes.push_back(fmt::format("{}: {} of the {} requests are not in it and are not sent", recording,
+                                     format_grouped(absent), format_grouped(static_cast<int64_t>(s.recorded.size()))));
+  }
   return {};
 }
 
