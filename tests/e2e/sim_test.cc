@@ -375,7 +375,11 @@ TEST(Sim, WrongUseIsNamed) {
   put_file(scratch.path("bad.jsonl"),
            "{\"timestamp\":0,\"input_length\":5,\"output_length\":1,\"hash_ids\":[1]}\n{\"timestamp\":10}\n");
   put_file(scratch.path("none.csv"), "a,b\n1,2\n");
+  put_file(scratch.path("turns.jsonl"),
+           "{\"timestamp\":0,\"input_length\":5,\"output_length\":1,\"session\":2,\"turn\":1}\n{\"timestamp\":1,\"input_length\":"
+           "5,\"output_length\":1,\"session\":2,\"turn\":0}\n");
   put_file(scratch.path("empty.jsonl"), "");
+  put_file(scratch.path("header.csv"), "TIMESTAMP,ContextTokens,GeneratedTokens\n");
   put_file(scratch.path("late.jsonl"),
            "{\"timestamp\":9,\"input_length\":5,\"output_length\":1,\"hash_ids\":[1]}\n{\"timestamp\":3,\"input_length\":5,"
            "\"output_length\":1,\"hash_ids\":[1]}\n");
@@ -389,6 +393,7 @@ TEST(Sim, WrongUseIsNamed) {
       {{"sim", "k4", "synthetic"}, 3, "known are k3, kimi-linear-48b"},
       {k3_sim(scratch.path("missing.jsonl")), 3, "missing.jsonl"},
       {k3_sim(scratch.path("bad.jsonl")), 2, "bad.jsonl:2: input_length: missing"},
+      {k3_sim(scratch.path("turns.jsonl")), 2, "turns.jsonl:2: turn: 0 of session 2 comes after its turn 1"},
       {k3_sim(scratch.path("none.csv")), 2, "begins neither JSONL of Mooncake nor a CSV"},
       {k3_sim(scratch.path("empty.jsonl")), 2, "empty.jsonl"},
       {k3_sim(scratch.path("late.jsonl")), 2, "late.jsonl:2: timestamp"},
@@ -405,7 +410,7 @@ TEST(Sim, WrongUseIsNamed) {
       {with(synthetic, {"--fail", "0@5+1e300"}), 2, "--fail 0@5+1e300: at most 1e+09 seconds"},
       {with(synthetic, {"--fail", "1e300@5"}), 2, "--fail 1e300@5: not REPLICA@SECONDS"},
       {with(synthetic, {"--fail", "0@0.001"}), 2, "no request was answered; the failure at 0.001 s left no replica"},
-      {with(synthetic, {"--fail", "3@5"}), 2, "failure of replica 3 of 1"},
+      {with(synthetic, {"--fail", "3@5"}), 2, "failure of replica 3 of 1, counted from 0"},
       {with(synthetic, {"--prefill", "2"}), 2, "--prefill and --decode are given together"},
       {with(synthetic, {"--decode-with", "--tp 4"}), 2, "--decode-with is for --prefill and --decode"},
       {with(synthetic, {"--prefill", "1", "--decode", "1", "--decode-with", "--gpus many"}), 2, "--decode-with: --gpus"},
@@ -413,9 +418,12 @@ TEST(Sim, WrongUseIsNamed) {
       {with(synthetic, {"--sequential", "--replicas", "2"}), 2, "for one replica"},
       {with(synthetic, {"--loads", "1,x"}), 2, "--loads: 'x' is no number of users"},
       {with(synthetic, {"--sequential", "--loads", "1"}), 2, "have no load to change"},
+      {k3_sim("synthetic", {"-n", "100000000"}), 2, "--requests"},
+      {k3_sim("synthetic", {"-n", "20000000", "--turns", "50"}), 2, "--requests 20,000,000 with --turns 50"},
       {with(synthetic, {"--acceptance", "chat"}), 2, "says nothing without --draft"},
       {with(synthetic, {"--pool-bytes", "lots"}), 2, "--pool-bytes"},
-      {with(synthetic, {"--pool-bytes", "1MB"}), 2, "pool"},
+      {with(synthetic, {"--pool-bytes", "1MB"}), 2, "--pool-bytes 1MB: has 0 pages of"},
+      {k3_sim(scratch.path("header.csv")), 2, "header.csv: the trace has no records, only a header"},
       {with(synthetic, {"--replicas", "100000", "--pool-bytes", "1PB"}), 2, "100000 engines with pools"},
       {with(synthetic, {"--block-tokens", "100"}), 2, "16"},
       {with(synthetic, {"--set", "hw.hbm_bytes_per_second=0"}), 2, "0"},
@@ -442,6 +450,14 @@ TEST(Sim, WrongUseIsNamed) {
 }
 
 // Before anything runs, so that no long run ends in a file that cannot be written.
+TEST(Sim, LengthsBeyondTheModelAreTold) {
+  const auto said = [](const char* input) {
+    return k3(k3_sim("synthetic", {"-n", "2", "--input", input, "--output", "2"})).err;
+  };
+  EXPECT_THAT(said("1100000"), HasSubstr("2 of 2 requests are longer than the 1,048,576 tokens"));
+  EXPECT_THAT(said("1000000"), Not(HasSubstr("are longer than")));
+}
+
 TEST(Sim, OutputsAreLookedAtFirst) {
   const Scratch scratch;
   const std::string trace = scratch.path("t.jsonl"), line = R"({"timestamp":0,"input_length":5,"output_length":1})";

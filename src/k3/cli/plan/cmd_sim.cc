@@ -154,7 +154,9 @@ Result<plan::SimResult> run_one(const SimSetup& setup, const char* what) {
   auto result =
       plan::simulate(setup.scenario, setup.workload, [&](double share) { bar.update(static_cast<int64_t>(1000 * share)); });
   bar.finish();
-  return result;
+  if (result.ok() || result.error().code != Code::exhausted) return result;
+  return std::move(result).take_error().with_context(
+      "pools and tiers, of --pool-bytes, --host-bytes and --remote-bytes (this program counts each page)");
 }
 
 Status write_files(const SimOptions& o, const plan::SimReport& report) {

@@ -27,6 +27,7 @@ namespace {
 constexpr int64_t kGpuStepTokens = 8192, kCpuStepTokens = 512, kGpuRunning = 256, kCpuRunning = 32;
 constexpr int64_t kLargeState = int64_t{1} << 20;  // as the engine decides how long blocks are
 constexpr int64_t kMostRecordingBytes = int64_t{1} << 30;
+constexpr int64_t kMostPieces = 100'000'000;  // of prompts made up, 32 bytes each
 constexpr double kGiga = 1e9;
 // Pages that this program keeps count of, some hundred bytes each: of a pool as machines have them, and of all pools and
 // tiers.
@@ -36,6 +37,10 @@ Result<std::vector<PlannedRequest>> planned_requests(const SimOptions& o) {
   if (o.trace == kSynthetic) {
     if (o.scale != 1 || !o.sessions.empty() || o.limit > 0 || o.max_input > 0 || o.max_output > 0) {
       return fail(Code::invalid_argument, "--scale, --sessions, --limit, --max-input and --max-output belong to a trace");
+    }
+    if (o.requests > kMostPieces / o.turns) {
+      return fail(Code::invalid_argument, "--requests {} with --turns {}: at most {} of both multiplied, as each turn holds all before it",
+                  format_grouped(o.requests), format_grouped(o.turns), format_grouped(kMostPieces));
     }
     SyntheticWorkload w;
     w.requests = o.requests;
@@ -150,6 +155,19 @@ Status set_engine(const SimOptions& o, const PlanSetup& setup, const plan::Workl
   return {};
 }
 
+// A checkpoint is trained for so many tokens; nothing stops it from being asked for more.
+void note_lengths(const PlanSetup& setup, SimSetup* out) {
+  const int64_t most = setup.config.max_position_embeddings;
+  const auto beyond = std::ranges::count_if(out->workload.requests, [&](const plan::SimRequest& r) {
+    return static_cast<int64_t>(r.input_tokens) + r.output_tokens > most;
+  });
+  if (most <= 0 || beyond == 0) return;
+  out->notes.push_back(fmt::format("{} of {} requests are longer than the {} tokens at which the model's config ends: nothing "
+                                   "says that it works beyond",
+                                   format_grouped(beyond), format_grouped(static_cast<int64_t>(out->workload.requests.size())),
+                                   format_grouped(most)));
+}
+
 Status set_shape(const PlanOptions& o, const plan::Counts& counts, const plan::Layout& layout, plan::EngineSettings* e) {
   cache::CacheDtypes dtypes;
   dtypes.state = o.state == "bf16" ? DType::bf16 : DType::f32;
@@ -183,6 +201,11 @@ Status set_pool(const SimOptions& o, const plan::Workload& workload, const plan:
     K3_TRY_ASSIGN(int64_t bytes, bytes_of("--pool-bytes", o.pool_bytes));
     if (o.pool_bytes.empty() && free_bytes > 0) bytes = static_cast<int64_t>(free_bytes) * parts;
     pool = counted_pages(bytes, endless, e->shape);
+    if (const int64_t least = 1 + e->shape.groups(); !o.pool_bytes.empty() && pool < least) {
+      return fail(Code::invalid_argument, "--pool-bytes {}: has {} pages of {} on a GPU; one sequence needs {}: at least {}",
+                  o.pool_bytes, pool, format_bytes(e->shape.page_bytes), least,
+                  format_bytes((least * e->shape.page_bytes + parts - 1) / parts));
+    }
     if (o.pool_bytes.empty() && free_bytes <= 0) {
       pool = e->core.max_running * (e->shape.pages_for(e->core.ctx_tokens) + e->shape.groups());
     }
@@ -412,6 +435,7 @@ Result<SimSetup> sim_setup(const SimOptions& o) {
   s.replicas = static_cast<int32_t>(o.replicas);
   s.prefill_engines = static_cast<int32_t>(o.prefill), s.decode_engines = static_cast<int32_t>(o.decode);
   K3_TRY(set_engine(o, setup, out.workload, &s.engine));
+  note_lengths(setup, &out);
   K3_TRY(o.clock.empty() ? set_costs(o, p, setup, &out) : set_measured(o, setup, &out));
   K3_TRY(set_pacing(o, &out));
   s.routing = o.routing == "affinity" ? plan::Routing::affinity : plan::Routing::round_robin;

@@ -1,5 +1,6 @@
 #include "k3/format/trace/trace.h"
 
+#include <algorithm>
 #include <array>
 #include <limits>
 
@@ -162,7 +163,7 @@ Result<TraceRecord> TraceReader::from_json(std::string_view line) const {
   record.block_ids = fields.integers("hash_ids");
   record.block_tokens = record.block_ids.empty() ? 0 : options_.block_tokens;
   record.session = fields.integer("session", 0, kMostId, -1);
-  record.turn = fields.integer("turn", 0, kMostId, 0);
+  record.turn = fields.integer("turn", 0, kMostId, -1);
   record.turn_end = fields.integer("turn_end", record.input_tokens, kMostTraceTokens, -1);
   record.think_ms = fields.integer("think_ms", 0, kMostTraceTokens, 0);
   record.fork = fields.integer("fork", -1, kMostId, -1);
@@ -199,6 +200,23 @@ Result<TraceRecord> TraceReader::from_row(std::string_view line) {
   return record;
 }
 
+// Turns of a session follow each other: a cut may begin with any, none comes twice or late.
+Status TraceReader::place_turn(TraceRecord* record) {
+  if (kind_ != TraceKind::mooncake) return {};
+  if (record->session < 0) {
+    record->turn = std::max<int64_t>(0, record->turn);
+    return {};
+  }
+  const auto [last, first] = last_turns_.try_emplace(record->session, -1);
+  if (record->turn < 0) record->turn = last->second + 1;
+  if (!first && record->turn <= last->second) {
+    return fail(Code::invalid_argument, "{}: turn: {} of session {} comes after its turn {}", lines_.place(), record->turn,
+                record->session, last->second);
+  }
+  last->second = record->turn;
+  return {};
+}
+
 Result<std::optional<TraceRecord>> TraceReader::next() {
   std::optional<std::string> held = std::move(first_line_);
   first_line_.reset();
@@ -222,6 +240,7 @@ Result<std::optional<TraceRecord>> TraceReader::next() {
     return fail(Code::invalid_argument, "{}: timestamp: {:.3g} s after the first record; at most {:.0e}", lines_.place(),
                 record->timestamp_s - start_timestamp_, kMostTraceSeconds);
   }
+  K3_TRY(place_turn(&*record));
   has_records_ = true;
   last_timestamp_ = record->timestamp_s;
   return std::optional<TraceRecord>(*std::move(record));

@@ -117,6 +117,14 @@ TEST(Trace, BurstGptSessionsAreNumberedByAppearance) {
   EXPECT_EQ(records[3].input_tokens, 500);
 }
 
+TEST(Trace, TurnsThatTheTraceDoesNotNumberAreCounted) {
+  const std::string line = R"({"timestamp":1,"input_length":1,"output_length":1,"session":4})";
+  const auto records = good(line + "\n" + line);
+  ASSERT_EQ(records.size(), 2u);
+  EXPECT_EQ(records[0].turn, 0);
+  EXPECT_EQ(records[1].turn, 1);
+}
+
 TEST(Trace, BurstGptWithoutSessions) {
   const auto records = good("Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,ChatGPT,472,18,490,x");
   ASSERT_EQ(records.size(), 1u);
@@ -165,6 +173,12 @@ TEST(Trace, BadLinesNameFileLineAndField) {
       {R"({"timestamp":1,"input_length":1,"output_length":1,"fork":-2})", "t:1: fork: "},
       {kLine + "\n" + R"({"timestamp":1499,"input_length":1,"output_length":1})",
        "t:2: timestamp: 1.499 s is before the 1.500 s"},
+      {R"({"timestamp":1,"input_length":1,"output_length":1,"session":4,"turn":1})" "\n"
+       R"({"timestamp":2,"input_length":1,"output_length":1,"session":4,"turn":0})",
+       "t:2: turn: 0 of session 4 comes after its turn 1"},
+      {R"({"timestamp":1,"input_length":1,"output_length":1,"session":4,"turn":0})" "\n"
+       R"({"timestamp":2,"input_length":1,"output_length":1,"session":4,"turn":0})",
+       "t:2: turn: 0 of session 4 comes after its turn 0"},
       {azure + "2023-11-16 18:15:46,374", "t:2: 2 cells; the header has 3"},
       {azure + "2023-13-16 18:15:46,1,1", "t:2: TIMESTAMP: '2023-13-16 18:15:46' is no time"},
       {azure + "2023-02-29 18:15:46,1,1", "TIMESTAMP: "},

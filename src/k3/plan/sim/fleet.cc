@@ -244,7 +244,7 @@ Status validate(const SimScenario& s) {
   }
   for (const Failure& f : s.failures) {
     if (f.replica < 0 || f.replica >= s.replicas || !(f.at_seconds >= 0) || !(f.repair_seconds > 0)) {
-      return fail(Code::invalid_argument, "failure of replica {} of {} at {} s for {} s", f.replica, s.replicas,
+      return fail(Code::invalid_argument, "failure of replica {} of {}, counted from 0, at {} s for {} s", f.replica, s.replicas,
                   f.at_seconds, f.repair_seconds);
     }
   }
