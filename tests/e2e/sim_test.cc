@@ -172,6 +172,20 @@ TEST(Sim, FailuresLoseNoRequest) {
   EXPECT_EQ(root.at("summary").at("generated_tokens"), simulated(fleet).at("summary").at("generated_tokens"));
 }
 
+TEST(Sim, WhatNoReplicaIsLeftForIsLost) {
+  const Scratch scratch;
+  const Arguments run = k3_sim("synthetic", {"-n", "40", "--rate", "1", "--output", "20", "--fail", "0@20"});
+  const Outcome text = k3(with(run, {"--csv", scratch.path("run.csv")}));
+  EXPECT_EQ(text.code, 0) << text.err;
+  EXPECT_THAT(text.err, HasSubstr("lost: the failure at 20 s left no replica"));
+  const json root = simulated(run);
+  const auto lost = root.at("summary").at("lost").get<size_t>();
+  EXPECT_GT(lost, 0u);
+  EXPECT_EQ(root.at("summary").at("not_sent"), 0);
+  EXPECT_THAT(text.out, HasSubstr(", " + std::to_string(lost) + " lost"));
+  EXPECT_EQ(count_of(file_text(scratch.path("run.csv")), ",lost,"), lost);
+}
+
 TEST(Sim, SessionsKeepTheirReplica) {
   const Arguments fleet = k3_sim(kAgents, {"--limit", "300", "--replicas", "4"});
   const json root = simulated(fleet);
@@ -206,15 +220,23 @@ TEST(Sim, MeasuredStepsOfASmallModel) {
     {"prompts":1,"new_tokens":512,"key_pairs":131072,"seconds":0.5},{"prompts":1,"new_tokens":64,"key_pairs":2048,"seconds":0.08}]})");
   put_file(
       scratch.path("run.json"),
-      R"({"requests":[{"index":0,"input_tokens":300,"start_s":1,"first_token_s":2,"end_s":3},{"index":1,"start_s":5,"end_s":6}]})");
+      R"({"requests":[{"index":0,"input_tokens":300,"start_s":1,"first_token_s":2,"end_s":3},{"index":1,"input_tokens":400,"start_s":5,"end_s":6}]})");
   put_file(scratch.path("t.jsonl"), R"({"timestamp":0,"input_length":300,"output_length":8,"hash_ids":[1]}
 {"timestamp":10,"input_length":400,"output_length":8,"hash_ids":[1]}
 )");
   const Arguments mini = {"sim", kMini, scratch.path("t.jsonl"), "--clock", scratch.path("clock.json")};
   const json root = simulated(with(mini, {"--recorded", scratch.path("run.json")}));
   expect_all_done(root);
+  EXPECT_THAT(root.at("settings").at("clock").get<std::string>(), HasSubstr("4 points for a curve of"));
   EXPECT_EQ(root.at("requests")[0].at("arrival_s"), 1);
   EXPECT_EQ(root.at("requests")[1].at("arrival_s"), 5);
+  put_file(scratch.path("half.json"), R"({"requests":[{"index":1,"input_tokens":400,"start_s":0}]})");
+  const Outcome half = k3(with(mini, {"--recorded", scratch.path("half.json")}));
+  EXPECT_EQ(half.code, 0) << half.err;
+  EXPECT_THAT(half.err, HasSubstr("half.json: 1 of the 2 requests are not in it"));
+  put_file(scratch.path("none.json"), R"({"requests":[]})");
+  EXPECT_THAT(k3(with(mini, {"--recorded-order", scratch.path("none.json")})).err,
+              HasSubstr("no request was answered; the recording starts none of the trace"));
   const json ordered = simulated(with(mini, {"--recorded-order", scratch.path("run.json"), "--step-overhead-ms", "2"}));
   EXPECT_EQ(ordered.at("requests")[1].at("cached_tokens"), root.at("requests")[1].at("cached_tokens"));
   EXPECT_GE(ordered.at("requests")[1].at("arrival_s"), ordered.at("requests")[0].at("end_s"));
@@ -276,7 +298,7 @@ TEST(Sim, WritesPagesAndTables) {
   const std::string out = k3_ok(with(run, {"--policies", "end,serve", "--loads", "0.5,1,2", "--slo-ttft", "2", "--slo-tpot",
                                            "50", "--against", scratch.path("other.json"), "--plots", scratch.path("plots"),
                                            "--html", scratch.path("run.html"), "--csv", scratch.path("run.csv")}));
-  for (const char* word : {"TTFT", "TPOT", "waiting", "skipped", "cut by", "checkpoints", "objective", "speed 0.5"})
+  for (const char* word : {"TTFT", "TPOT", "waiting", "skipped", "cut by", "checkpoints", "objective", "speed 0.5", "this run", "the other", "120 of 120"})
     EXPECT_THAT(out, HasSubstr(word));
   const std::string html = file_text(scratch.path("run.html"));
   EXPECT_EQ(k3::test::xml_problem(html.substr(html.find('\n') + 1)), "");
@@ -293,6 +315,26 @@ TEST(Sim, WritesPagesAndTables) {
   const std::string csv = file_text(scratch.path("run.csv"));
   EXPECT_EQ(count_of(csv, "\n"), 121u);
   EXPECT_THAT(csv, HasSubstr("index,session,turn,outcome"));
+}
+
+TEST(Sim, AnotherRunIsComparedInTextAndJson) {
+  const Scratch scratch;
+  const auto run = [](const char* count, const char* output) {
+    return k3_sim("synthetic", {"-n", count, "--output", output, "--input", "1000"});
+  };
+  const json other = simulated(run("4", "40"));
+  put_file(scratch.path("other.json"), other.dump());
+  const Outcome alike = k3(with(run("4", "20"), {"--against", scratch.path("other.json")}));
+  EXPECT_EQ(alike.code, 0) << alike.err;
+  EXPECT_THAT(alike.out, HasSubstr("TPOT p95"));
+  EXPECT_THAT(alike.out, HasSubstr("4 of 4"));
+  EXPECT_THAT(alike.err, Not(HasSubstr("different questions")));
+  const json both = json::parse(k3_ok(with(run("3", "20"), {"--against", scratch.path("other.json"), "--json", "-"})));
+  EXPECT_EQ(both.at("against").at("ttft_p50_s"), other.at("summary").at("ttft_s").at("p50"));
+  EXPECT_EQ(both.at("against").at("seconds"), other.at("summary").at("seconds"));
+  EXPECT_EQ(both.at("against").at("requests"), 4);
+  EXPECT_THAT(k3(with(run("3", "20"), {"--against", scratch.path("other.json")})).err,
+              HasSubstr("a run of 4 requests, this one has 3"));
 }
 
 TEST(Sim, EveryExampleOfTheHelpRuns) {
@@ -333,11 +375,16 @@ TEST(Sim, WrongUseIsNamed) {
   put_file(scratch.path("bad.jsonl"),
            "{\"timestamp\":0,\"input_length\":5,\"output_length\":1,\"hash_ids\":[1]}\n{\"timestamp\":10}\n");
   put_file(scratch.path("none.csv"), "a,b\n1,2\n");
+  put_file(scratch.path("turns.jsonl"),
+           "{\"timestamp\":0,\"input_length\":5,\"output_length\":1,\"session\":2,\"turn\":1}\n{\"timestamp\":1,\"input_length\":"
+           "5,\"output_length\":1,\"session\":2,\"turn\":0}\n");
   put_file(scratch.path("empty.jsonl"), "");
+  put_file(scratch.path("header.csv"), "TIMESTAMP,ContextTokens,GeneratedTokens\n");
   put_file(scratch.path("late.jsonl"),
            "{\"timestamp\":9,\"input_length\":5,\"output_length\":1,\"hash_ids\":[1]}\n{\"timestamp\":3,\"input_length\":5,"
            "\"output_length\":1,\"hash_ids\":[1]}\n");
   put_file(scratch.path("clock.json"), R"({"points":[{"decode_rows":1,"seconds":0}]})");
+  put_file(scratch.path("decodes.json"), R"({"points":[{"decode_rows":1,"seconds":0.01}]})");
   put_file(scratch.path("list.json"), "[]");
   const Arguments synthetic = k3_sim("synthetic", {"-n", "3"});
   const std::vector<Refusal> table = {
@@ -346,6 +393,7 @@ TEST(Sim, WrongUseIsNamed) {
       {{"sim", "k4", "synthetic"}, 3, "known are k3, kimi-linear-48b"},
       {k3_sim(scratch.path("missing.jsonl")), 3, "missing.jsonl"},
       {k3_sim(scratch.path("bad.jsonl")), 2, "bad.jsonl:2: input_length: missing"},
+      {k3_sim(scratch.path("turns.jsonl")), 2, "turns.jsonl:2: turn: 0 of session 2 comes after its turn 1"},
       {k3_sim(scratch.path("none.csv")), 2, "begins neither JSONL of Mooncake nor a CSV"},
       {k3_sim(scratch.path("empty.jsonl")), 2, "empty.jsonl"},
       {k3_sim(scratch.path("late.jsonl")), 2, "late.jsonl:2: timestamp"},
@@ -359,7 +407,10 @@ TEST(Sim, WrongUseIsNamed) {
       {with(synthetic, {"--budget", "many"}), 2, "--budget many: not TOKENS:SECONDS"},
       {with(synthetic, {"--budget", "100:0"}), 2, "seconds are positive"},
       {with(synthetic, {"--fail", "0"}), 2, "--fail 0: not REPLICA@SECONDS"},
-      {with(synthetic, {"--fail", "3@5"}), 2, "failure of replica 3 of 1"},
+      {with(synthetic, {"--fail", "0@5+1e300"}), 2, "--fail 0@5+1e300: at most 1e+09 seconds"},
+      {with(synthetic, {"--fail", "1e300@5"}), 2, "--fail 1e300@5: not REPLICA@SECONDS"},
+      {with(synthetic, {"--fail", "0@0.001"}), 2, "no request was answered; the failure at 0.001 s left no replica"},
+      {with(synthetic, {"--fail", "3@5"}), 2, "failure of replica 3 of 1, counted from 0"},
       {with(synthetic, {"--prefill", "2"}), 2, "--prefill and --decode are given together"},
       {with(synthetic, {"--decode-with", "--tp 4"}), 2, "--decode-with is for --prefill and --decode"},
       {with(synthetic, {"--prefill", "1", "--decode", "1", "--decode-with", "--gpus many"}), 2, "--decode-with: --gpus"},
@@ -367,9 +418,12 @@ TEST(Sim, WrongUseIsNamed) {
       {with(synthetic, {"--sequential", "--replicas", "2"}), 2, "for one replica"},
       {with(synthetic, {"--loads", "1,x"}), 2, "--loads: 'x' is no number of users"},
       {with(synthetic, {"--sequential", "--loads", "1"}), 2, "have no load to change"},
+      {k3_sim("synthetic", {"-n", "100000000"}), 2, "--requests"},
+      {k3_sim("synthetic", {"-n", "20000000", "--turns", "50"}), 2, "--requests 20,000,000 with --turns 50"},
       {with(synthetic, {"--acceptance", "chat"}), 2, "says nothing without --draft"},
       {with(synthetic, {"--pool-bytes", "lots"}), 2, "--pool-bytes"},
-      {with(synthetic, {"--pool-bytes", "1MB"}), 2, "pool"},
+      {with(synthetic, {"--pool-bytes", "1MB"}), 2, "--pool-bytes 1MB: has 0 pages of"},
+      {k3_sim(scratch.path("header.csv")), 2, "header.csv: the trace has no records, only a header"},
       {with(synthetic, {"--replicas", "100000", "--pool-bytes", "1PB"}), 2, "100000 engines with pools"},
       {with(synthetic, {"--block-tokens", "100"}), 2, "16"},
       {with(synthetic, {"--set", "hw.hbm_bytes_per_second=0"}), 2, "0"},
@@ -378,8 +432,9 @@ TEST(Sim, WrongUseIsNamed) {
       {with(synthetic, {"--ctx", "100"}), 2, "no request was answered"},
       {with(synthetic, {"--against", scratch.path("list.json")}), 2, "list.json"},
       {with(synthetic, {"--recorded", scratch.path("list.json")}), 2, "no list \"requests\""},
-      {with(synthetic, {"--clock", scratch.path("clock.json")}), 2, "clock.json: point 0"},
-      {with(synthetic, {"--clock", scratch.path("list.json")}), 2, "no list \"points\""},
+      {{"sim", "k3", "synthetic", "--clock", scratch.path("clock.json")}, 2, "clock.json: point 0"},
+      {{"sim", kMini, "synthetic", "--clock", scratch.path("decodes.json")}, 2, "decodes.json: only decodes are measured"},
+      {{"sim", "k3", "synthetic", "--clock", scratch.path("list.json")}, 2, "no list \"points\""},
       {with(synthetic, {"--html", scratch.path("no/such/page.html")}), 3, "page.html"},
       {{"sim", "k3", "synthetic", "--gpus", "8", "--hw", "h200"}, 6, "does not fit"},
       {{"sim", "k3", "synthetic", "--gpus", "16", "--tp", "5"}, 2, "does not divide 16 GPUs"},
@@ -391,6 +446,80 @@ TEST(Sim, WrongUseIsNamed) {
     EXPECT_EQ(outcome.code, refusal.code) << refusal.says << "\n" << outcome.err;
     EXPECT_THAT(outcome.err, HasSubstr(refusal.says));
     EXPECT_LE(count_of(outcome.err, scratch.path()), 1u) << outcome.err;  // a file is named once
+  }
+}
+
+// Before anything runs, so that no long run ends in a file that cannot be written.
+TEST(Sim, LengthsBeyondTheModelAreTold) {
+  const auto said = [](const char* input) {
+    return k3(k3_sim("synthetic", {"-n", "2", "--input", input, "--output", "2"})).err;
+  };
+  EXPECT_THAT(said("1100000"), HasSubstr("2 of 2 requests are longer than the 1,048,576 tokens"));
+  EXPECT_THAT(said("1000000"), Not(HasSubstr("are longer than")));
+}
+
+TEST(Sim, OutputsAreLookedAtFirst) {
+  const Scratch scratch;
+  const std::string trace = scratch.path("t.jsonl"), line = R"({"timestamp":0,"input_length":5,"output_length":1})";
+  put_file(trace, line);
+  put_file(scratch.path("old.json"), "{}");
+  fs::create_symlink(trace, scratch.path("link.json"));
+  const Arguments run = k3_sim(trace);
+  const auto refused = [&](const Arguments& more, int code, const std::string& says) {
+    const Outcome outcome = k3(with(run, more));
+    EXPECT_EQ(outcome.code, code) << outcome.err;
+    EXPECT_EQ(outcome.out, "");
+    EXPECT_THAT(outcome.err, HasSubstr(says));
+  };
+  refused({"--json", scratch.path("no/x.json")}, 3, "--json " + scratch.path("no/x.json") + ": cannot be written");
+  refused({"--csv", scratch.path()}, 2, "is a folder");
+  refused({"--csv", "-"}, 2, "--csv -: only --json can go to stdout");
+  refused({"--html", "-"}, 2, "--html -: only --json can go to stdout");
+  refused({"--json", trace}, 2, "is what TRACE reads");
+  refused({"--json", scratch.path("link.json")}, 2, "is what TRACE reads");
+  refused({"--json", scratch.path("x"), "--html", scratch.path("./x")}, 2, "--json and --html are the same file");
+  refused({"--plots", trace}, 2, "--plots " + trace + ": is a file");
+  EXPECT_EQ(file_text(trace), line);
+  EXPECT_FALSE(fs::exists(scratch.path("x")));
+  k3_ok(with(run, {"--json", scratch.path("old.json"), "--csv", "/dev/null"}));
+  EXPECT_GT(file_text(scratch.path("old.json")).size(), 100u);
+}
+
+// What would be ignored is refused by name.
+TEST(Sim, OptionsThatSayNothingAreNamed) {
+  const Arguments trace = k3_sim(kAgents), synthetic = k3_sim("synthetic");
+  const Arguments clock = {"sim", kMini, "synthetic", "--clock", "clock.json"};
+  for (const Arguments& more : std::vector<Arguments>{
+           {"--requests", "3"}, {"--input", "9"}, {"--output", "9"}, {"--turns", "2"}, {"--shared-prefix", "9"}}) {
+    EXPECT_THAT(k3(with(trace, more)).err, HasSubstr(more.front() + " is for synthetic requests"));
+  }
+  for (const Arguments& more : std::vector<Arguments>{{"--gpus", "8"},
+                                                      {"--hw", "h200"},
+                                                      {"--set", "hw.memory_bytes=1e11"},
+                                                      {"--tp", "8"},
+                                                      {"--dp", "1"},
+                                                      {"--pp", "1"},
+                                                      {"--dcp", "1"},
+                                                      {"--kcp", "1"},
+                                                      {"--moe", "tp"},
+                                                      {"--sp"},
+                                                      {"--scheme", "fused"}}) {
+    EXPECT_THAT(k3(with(clock, more)).err, HasSubstr(more.front() + " describes a machine"));
+  }
+  for (const Arguments& more : std::vector<Arguments>{{"--trace-block", "512"},
+                                                      {"--step-overhead-ms", "1"},
+                                                      {"--transfer-ms", "1"},
+                                                      {"--transfer-gbps", "1"},
+                                                      {"--host-gbps", "1"},
+                                                      {"--remote-gbps", "1"},
+                                                      {"--remote-ms", "1"},
+                                                      {"--pool-bytes", "1GB", "--unbounded"},
+                                                      {"--pool-bytes", "1GB", "--rule"},
+                                                      {"--speed", "2", "--recorded", "run.json"},
+                                                      {"--speed", "2", "--recorded-order", "run.json"}}) {
+    const Outcome outcome = k3(with(synthetic, more));
+    EXPECT_EQ(outcome.code, 2);
+    EXPECT_THAT(outcome.err, HasSubstr(more.front() + " "));
   }
 }
 

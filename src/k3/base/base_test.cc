@@ -50,6 +50,14 @@ TEST(Units, FormatsAndParsesSizes) {
   for (const char* bad : {"", "GiB", "-1", "8QiB", "1e300GiB", "nan", "8GiBs"}) EXPECT_FALSE(parse_bytes(bad).ok()) << bad;
 }
 
+TEST(Units, SecondsOfAnySizeAreSaid) {
+  EXPECT_EQ(format_seconds(59.94), "59.9 s");
+  EXPECT_EQ(format_seconds(3599), "59 min 59 s");
+  EXPECT_EQ(format_seconds(7260), "2 h 1 min");
+  EXPECT_EQ(format_seconds(1e300), "2.78e+296 h");
+  EXPECT_EQ(format_seconds(INFINITY), "inf h");
+}
+
 TEST(Utf8, LengthCountsCodePoints) {
   EXPECT_EQ(utf8_length(""), 0);
   EXPECT_EQ(utf8_length("aé你😀"), 4);

@@ -9,6 +9,7 @@
 #include "k3/base/units.h"
 #include "k3/base/utf8.h"
 #include "k3/cli/common.h"
+#include "k3/cli/plan/sim_outputs.h"
 #include "k3/cli/plan/sim_setup.h"
 #include "k3/plan/report/sim_report.h"
 #include "k3/plan/sim/fleet.h"
@@ -50,10 +51,11 @@ std::string reasons_text(const SimSummary& s) {
 std::string tables(const SimSetup& setup, const plan::SimReport& report) {
   const SimSummary& s = report.result.summary;
   std::string out = report.subtitle + "\n";
-  out += fmt::format("{} of {} requests done in {}{}{}{}\n\n", format_grouped(s.done), format_grouped(s.requests),
+  out += fmt::format("{} of {} requests done in {}{}{}{}{}\n\n", format_grouped(s.done), format_grouped(s.requests),
                      format_seconds(s.seconds), s.cut > 0 ? fmt::format(", {} cut short", format_grouped(s.cut)) : "",
                      s.refused > 0 ? fmt::format(", {} refused", format_grouped(s.refused)) : "",
-                     s.not_sent > 0 ? fmt::format(", {} not sent", format_grouped(s.not_sent)) : "");
+                     s.not_sent > 0 ? fmt::format(", {} not sent", format_grouped(s.not_sent)) : "",
+                     s.lost > 0 ? fmt::format(", {} lost", format_grouped(s.lost)) : "");
   Table latency({"", "mean", "p50", "p90", "p95", "p99", "max"});
   latency_rows(latency, s);
   out += latency.text() + "\n";
@@ -94,6 +96,12 @@ std::string tables(const SimSetup& setup, const plan::SimReport& report) {
                  fmt::format("{:.2f} %", 100 * p.summary.hit_ratio())});
     }
     out += "\n" + loads.text();
+  }
+  if (report.against) {
+    const auto both = plan::against_table(plan::digest_of(report), *report.against);
+    Table table({"against", "this run", "the other", "ratio"});
+    for (const auto& row : both.rows) table.row(row);
+    out += "\n" + table.text();
   }
   return out;
 }
@@ -146,7 +154,9 @@ Result<plan::SimResult> run_one(const SimSetup& setup, const char* what) {
   auto result =
       plan::simulate(setup.scenario, setup.workload, [&](double share) { bar.update(static_cast<int64_t>(1000 * share)); });
   bar.finish();
-  return result;
+  if (result.ok() || result.error().code != Code::exhausted) return result;
+  return std::move(result).take_error().with_context(
+      "pools and tiers, of --pool-bytes, --host-bytes and --remote-bytes (this program counts each page)");
 }
 
 Status write_files(const SimOptions& o, const plan::SimReport& report) {
@@ -163,9 +173,18 @@ Status write_files(const SimOptions& o, const plan::SimReport& report) {
   return {};
 }
 
+// Of a run in which nothing was answered.
+std::string why_none(const plan::SimScenario& scenario, const plan::SimResult& result) {
+  if (!result.first_refusal.empty()) return result.first_refusal;
+  if (!result.loss.empty()) return result.loss;
+  if (!scenario.recorded.empty()) return "the recording starts none of the trace, or none within --duration";
+  return "none starts within --duration";
+}
+
 }  // namespace
 
 Status sim_command(const SimOptions& o) {
+  K3_TRY(check_outputs(o));
   std::optional<plan::SimDigest> against;
   if (!o.against.empty()) {
     K3_TRY_ASSIGN(const std::string text, read_file(o.against, kMostOtherBytes));
@@ -203,11 +222,17 @@ Status sim_command(const SimOptions& o) {
                                std::move(loads),
                                std::move(against)};
   print_out(o.json == "-" ? plan::sim_json(report) + "\n" : tables(setup, report));
+  for (const std::string& text : setup.notes) note("k3: " + text);
   if (!setup.clock_note.empty()) note("k3: clock: " + setup.clock_note);
   if (!result.first_refusal.empty()) note("k3: refused: " + result.first_refusal);
+  if (!result.loss.empty()) note("k3: lost: " + result.loss);
+  if (report.against && report.against->requests != result.summary.requests) {
+    note(fmt::format("k3: --against {}: a run of {} requests, this one has {}: they answer different questions", o.against,
+                     format_grouped(report.against->requests), format_grouped(result.summary.requests)));
+  }
   K3_TRY(write_files(o, report));
   if (result.summary.done + result.summary.cut == 0)
-    return fail(Code::invalid_argument, "no request was answered; {}", result.first_refusal);
+    return fail(Code::invalid_argument, "no request was answered; {}", why_none(setup.scenario, result));
   return {};
 }
 

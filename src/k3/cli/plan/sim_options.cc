@@ -74,7 +74,7 @@ void add_requests(CLI::App& app, SimOptions& o) {
       "--made-up-answers", o.made_up_answers,
       "The next turn of a session does not hold the answer that was generated (so it is when k3 loadgen replays a trace)");
   Group s(app, "Requests without a trace (TRACE is the word synthetic)");
-  s.number("-n,--requests", o.requests, "How many (default 1000)", 1, 100'000'000);
+  s.number("-n,--requests", o.requests, "How many (default 1000)", 1, 20'000'000);
   s.text("--input", o.input, "Tokens that a turn adds: N, uniform:LEAST:MOST or lognormal:MEDIAN:SIGMA (default 8192)", "D")
       ->check(check_length);
   s.text("--output", o.output, "Tokens of answers, in the same way (default 512)", "D")->check(check_length);
@@ -230,7 +230,12 @@ void add_sim_command(CLI::App& app, SimOptions& o, Status& status) {
       "  k3 sim k3 synthetic --turns 8 --rate 2 --shared-prefix 16384 --gpus 16 --replicas 4\n"
       "  k3 sim k3 trace.jsonl --gpus 16 --prefill 2 --decode 1 --slo-ttft 5 --slo-tpot 50\n"
       "  k3 sim models/k3-mini trace.jsonl --clock bench.json --scale 0.1 --users 4");
-  command->callback([&o, &status] { status = sim_command(o); });
+  command->callback([&o, &status, command] {
+    for (const CLI::Option* option : command->get_options()) {
+      if (option->count() > 0 && !option->get_lnames().empty()) o.given.insert("--" + option->get_lnames().front());
+    }
+    status = sim_command(o);
+  });
 }
 
 }  // namespace k3::cli

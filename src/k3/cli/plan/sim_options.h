@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,7 @@ namespace k3::cli {
 // Zero and empty: the default that --help tells.
 struct SimOptions {
   PlanOptions plan;  // CONFIG, machine, layout, dtypes, speculation
+  std::set<std::string> given;  // by long name, as "--users": those of the command line
   std::string trace;
 
   int64_t block_tokens = 512;  // of the trace

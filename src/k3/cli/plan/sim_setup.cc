@@ -11,7 +11,9 @@
 #include "k3/base/units.h"
 #include "k3/base/utf8.h"
 #include "k3/cli/plan/plan_setup.h"
+#include "k3/cli/plan/sim_use.h"
 #include "k3/engine/executor.h"
+#include "k3/format/trace/trace_fields.h"
 #include "k3/plan/advise/answer.h"
 #include "k3/plan/cost/memory.h"
 #include "k3/plan/sim/cost_clock.h"
@@ -25,6 +27,7 @@ namespace {
 constexpr int64_t kGpuStepTokens = 8192, kCpuStepTokens = 512, kGpuRunning = 256, kCpuRunning = 32;
 constexpr int64_t kLargeState = int64_t{1} << 20;  // as the engine decides how long blocks are
 constexpr int64_t kMostRecordingBytes = int64_t{1} << 30;
+constexpr int64_t kMostPieces = 100'000'000;  // of prompts made up, 32 bytes each
 constexpr double kGiga = 1e9;
 // Pages that this program keeps count of, some hundred bytes each: of a pool as machines have them, and of all pools and
 // tiers.
@@ -34,6 +37,10 @@ Result<std::vector<PlannedRequest>> planned_requests(const SimOptions& o) {
   if (o.trace == kSynthetic) {
     if (o.scale != 1 || !o.sessions.empty() || o.limit > 0 || o.max_input > 0 || o.max_output > 0) {
       return fail(Code::invalid_argument, "--scale, --sessions, --limit, --max-input and --max-output belong to a trace");
+    }
+    if (o.requests > kMostPieces / o.turns) {
+      return fail(Code::invalid_argument, "--requests {} with --turns {}: at most {} of both multiplied, as each turn holds all before it",
+                  format_grouped(o.requests), format_grouped(o.turns), format_grouped(kMostPieces));
     }
     SyntheticWorkload w;
     w.requests = o.requests;
@@ -82,14 +89,19 @@ Result<plan::BudgetClass> budget_of(const std::string& text) {
 // "0@100" or "0@100+60"
 Result<plan::Failure> failure_of(const std::string& text) {
   const size_t at = std::min(text.find('@'), text.size()), plus = std::min(text.find('+'), text.size());
-  const auto replica = real_of(std::string_view(text).substr(0, at));
-  const auto when = at < plus ? real_of(std::string_view(text).substr(at + 1, plus - at - 1)) : std::nullopt;
-  const auto repair = plus < text.size() ? real_of(std::string_view(text).substr(plus + 1)) : std::nullopt;
-  if (!replica || *replica > 1e6 || !when || (plus < text.size() && !repair)) {
+  const auto part = [&](size_t from, size_t to) {
+    return from <= to ? real_of(std::string_view(text).substr(from, to - from)).value_or(-1) : -1;
+  };
+  const double replica = part(0, at), when = part(at + 1, plus);
+  const double repair = plus < text.size() ? part(plus + 1, text.size()) : 0;
+  if (replica < 0 || replica > 1e6 || when < 0 || repair < 0) {
     return fail(Code::invalid_argument, "--fail {}: not REPLICA@SECONDS or REPLICA@SECONDS+REPAIR", utf8_repair(text));
   }
-  plan::Failure out{static_cast<int32_t>(*replica), *when};
-  if (repair) out.repair_seconds = *repair;
+  if (when > kMostTraceSeconds || repair > kMostTraceSeconds) {
+    return fail(Code::invalid_argument, "--fail {}: at most {:.0e} seconds", utf8_repair(text), kMostTraceSeconds);
+  }
+  plan::Failure out{static_cast<int32_t>(replica), when};
+  if (plus < text.size()) out.repair_seconds = repair;
   return out;
 }
 
@@ -143,6 +155,19 @@ Status set_engine(const SimOptions& o, const PlanSetup& setup, const plan::Workl
   return {};
 }
 
+// A checkpoint is trained for so many tokens; nothing stops it from being asked for more.
+void note_lengths(const PlanSetup& setup, SimSetup* out) {
+  const int64_t most = setup.config.max_position_embeddings;
+  const auto beyond = std::ranges::count_if(out->workload.requests, [&](const plan::SimRequest& r) {
+    return static_cast<int64_t>(r.input_tokens) + r.output_tokens > most;
+  });
+  if (most <= 0 || beyond == 0) return;
+  out->notes.push_back(fmt::format("{} of {} requests are longer than the {} tokens at which the model's config ends: nothing "
+                                   "says that it works beyond",
+                                   format_grouped(beyond), format_grouped(static_cast<int64_t>(out->workload.requests.size())),
+                                   format_grouped(most)));
+}
+
 Status set_shape(const PlanOptions& o, const plan::Counts& counts, const plan::Layout& layout, plan::EngineSettings* e) {
   cache::CacheDtypes dtypes;
   dtypes.state = o.state == "bf16" ? DType::bf16 : DType::f32;
@@ -176,6 +201,11 @@ Status set_pool(const SimOptions& o, const plan::Workload& workload, const plan:
     K3_TRY_ASSIGN(int64_t bytes, bytes_of("--pool-bytes", o.pool_bytes));
     if (o.pool_bytes.empty() && free_bytes > 0) bytes = static_cast<int64_t>(free_bytes) * parts;
     pool = counted_pages(bytes, endless, e->shape);
+    if (const int64_t least = 1 + e->shape.groups(); !o.pool_bytes.empty() && pool < least) {
+      return fail(Code::invalid_argument, "--pool-bytes {}: has {} pages of {} on a GPU; one sequence needs {}: at least {}",
+                  o.pool_bytes, pool, format_bytes(e->shape.page_bytes), least,
+                  format_bytes((least * e->shape.page_bytes + parts - 1) / parts));
+    }
     if (o.pool_bytes.empty() && free_bytes <= 0) {
       pool = e->core.max_running * (e->shape.pages_for(e->core.ctx_tokens) + e->shape.groups());
     }
@@ -273,6 +303,9 @@ Status set_measured(const SimOptions& o, const PlanSetup& setup, SimSetup* out) 
   plan::SimScenario& s = out->scenario;
   K3_TRY_ASSIGN(const auto points, plan::read_points(o.clock));
   K3_TRY_ASSIGN(const auto clock, plan::FittedClock::fit(points, o.step_overhead_ms / 1e3).with_context(o.clock));
+  const bool decodes =
+      std::ranges::any_of(out->workload.requests, [](const plan::SimRequest& r) { return r.output_tokens > 1; });
+  K3_TRY(plan::check_kinds(points, decodes).with_context(o.clock));
   s.engine.clock = clock;
   K3_TRY(set_shape(o.plan, setup.scenario.counts, {}, &s.engine));
   K3_TRY(set_pool(o, out->workload, {}, 0, &s.engine));
@@ -286,6 +319,10 @@ Status set_measured(const SimOptions& o, const PlanSetup& setup, SimSetup* out) 
   s.request_seconds = o.request_ms.value_or(0) / 1e3;
   out->clock_note = fmt::format("{} measured steps, fitted within {:.1f} % (root mean square {:.1f} %)", points.size(),
                                 100 * clock->largest_error(), 100 * clock->rms_error());
+  if (points.size() < plan::FittedClock::terms()) {
+    out->clock_note += fmt::format("; {} points for a curve of {} terms: between and beyond them it is a guess", points.size(),
+                                   plan::FittedClock::terms());
+  }
   out->settings.emplace_back("clock", fmt::format("{}: {}", o.clock, out->clock_note));
   out->subtitle = fmt::format("{}, steps as measured", setup.scenario.model);
   return {};
@@ -317,6 +354,11 @@ Status set_pacing(const SimOptions& o, SimSetup* out) {
   auto recorded = plan::parse_recording(text, out->workload);
   if (!recorded.ok()) return std::move(recorded).take_error().with_context(recording);
   s.recorded = *std::move(recorded);
+  const auto absent = std::ranges::count_if(s.recorded, [](const plan::RecordedRequest& r) { return r.start_seconds < 0; });
+  if (absent > 0) {
+    out->notes.push_back(fmt::format("{}: {} of the {} requests are not in it and are not sent", recording,
+                                     format_grouped(absent), format_grouped(static_cast<int64_t>(s.recorded.size()))));
+  }
   return {};
 }
 
@@ -375,6 +417,7 @@ void add_settings(const SimOptions& o, const PlanSetup& setup, SimSetup* out) {
 }  // namespace
 
 Result<SimSetup> sim_setup(const SimOptions& o) {
+  K3_TRY(check_use(o));
   SimSetup out;
   plan::SimScenario& s = out.scenario;
   {
@@ -392,6 +435,7 @@ Result<SimSetup> sim_setup(const SimOptions& o) {
   s.replicas = static_cast<int32_t>(o.replicas);
   s.prefill_engines = static_cast<int32_t>(o.prefill), s.decode_engines = static_cast<int32_t>(o.decode);
   K3_TRY(set_engine(o, setup, out.workload, &s.engine));
+  note_lengths(setup, &out);
   K3_TRY(o.clock.empty() ? set_costs(o, p, setup, &out) : set_measured(o, setup, &out));
   K3_TRY(set_pacing(o, &out));
   s.routing = o.routing == "affinity" ? plan::Routing::affinity : plan::Routing::round_robin;

@@ -19,6 +19,7 @@ struct SimSetup {
   plan::SimScenario scenario;
   std::vector<std::pair<std::string, std::string>> settings;
   std::string subtitle, clock_note;
+  std::vector<std::string> notes;  // for the user to know, of what was given
   int64_t gpus = 0;  // of the whole fleet; 0: measured steps, no such count
 };
 

@@ -1,5 +1,6 @@
 #include "k3/format/trace/trace.h"
 
+#include <algorithm>
 #include <array>
 #include <limits>
 
@@ -40,9 +41,9 @@ class JsonFields {
     const JsonNode* node = need(name, JsonNode::Kind::number, absent.has_value());
     return node == nullptr ? absent.value_or(0) : keep(name, trace_integer(node->raw, least, most));
   }
-  double number(std::string_view name) {
+  double number(std::string_view name, double most) {
     const JsonNode* node = need(name, JsonNode::Kind::number, false);
-    return node == nullptr ? 0 : keep(name, trace_number(node->raw));
+    return node == nullptr ? 0 : keep(name, trace_number(node->raw, most));
   }
   std::vector<int64_t> integers(std::string_view name) {
     std::vector<int64_t> out;
@@ -156,13 +157,13 @@ Result<TraceRecord> TraceReader::from_json(std::string_view line) const {
   if (!root.is_object()) return fail(Code::invalid_argument, "{} where an object belongs", json_kind_name(root.kind));
   JsonFields fields(root);
   TraceRecord record;
-  record.timestamp_s = fields.number("timestamp") / 1e3;
+  record.timestamp_s = fields.number("timestamp", 1e3 * kMostTraceClock) / 1e3;
   record.input_tokens = fields.integer("input_length", 1, kMostTraceTokens);
   record.output_tokens = fields.integer("output_length", 0, kMostTraceTokens);
   record.block_ids = fields.integers("hash_ids");
   record.block_tokens = record.block_ids.empty() ? 0 : options_.block_tokens;
   record.session = fields.integer("session", 0, kMostId, -1);
-  record.turn = fields.integer("turn", 0, kMostId, 0);
+  record.turn = fields.integer("turn", 0, kMostId, -1);
   record.turn_end = fields.integer("turn_end", record.input_tokens, kMostTraceTokens, -1);
   record.think_ms = fields.integer("think_ms", 0, kMostTraceTokens, 0);
   record.fork = fields.integer("fork", -1, kMostId, -1);
@@ -183,7 +184,8 @@ Result<TraceRecord> TraceReader::from_row(std::string_view line) {
   };
   TraceRecord record;
   K3_TRY_ASSIGN(const double time,
-                (kind_ == TraceKind::azure ? trace_calendar_time(cell(time_column_)) : trace_number(cell(time_column_)))
+                (kind_ == TraceKind::azure ? trace_calendar_time(cell(time_column_))
+                                           : trace_number(cell(time_column_), kMostTraceClock))
                     .with_context(names.time));
   if (!has_records_ && kind_ == TraceKind::azure) first_time_ = time;
   record.timestamp_s = time - first_time_;
@@ -196,6 +198,23 @@ Result<TraceRecord> TraceReader::from_row(std::string_view line) {
     record.turn = at->second.turns++;
   }
   return record;
+}
+
+// Turns of a session follow each other: a cut may begin with any, none comes twice or late.
+Status TraceReader::place_turn(TraceRecord* record) {
+  if (kind_ != TraceKind::mooncake) return {};
+  if (record->session < 0) {
+    record->turn = std::max<int64_t>(0, record->turn);
+    return {};
+  }
+  const auto [last, first] = last_turns_.try_emplace(record->session, -1);
+  if (record->turn < 0) record->turn = last->second + 1;
+  if (!first && record->turn <= last->second) {
+    return fail(Code::invalid_argument, "{}: turn: {} of session {} comes after its turn {}", lines_.place(), record->turn,
+                record->session, last->second);
+  }
+  last->second = record->turn;
+  return {};
 }
 
 Result<std::optional<TraceRecord>> TraceReader::next() {
@@ -216,6 +235,12 @@ Result<std::optional<TraceRecord>> TraceReader::next() {
     return fail(Code::invalid_argument, "{}: timestamp: {:.3f} s is before the {:.3f} s of the record before",
                 lines_.place(), record->timestamp_s, last_timestamp_);
   }
+  if (!has_records_) start_timestamp_ = record->timestamp_s;
+  if (record->timestamp_s - start_timestamp_ > kMostTraceSeconds) {
+    return fail(Code::invalid_argument, "{}: timestamp: {:.3g} s after the first record; at most {:.0e}", lines_.place(),
+                record->timestamp_s - start_timestamp_, kMostTraceSeconds);
+  }
+  K3_TRY(place_turn(&*record));
   has_records_ = true;
   last_timestamp_ = record->timestamp_s;
   return std::optional<TraceRecord>(*std::move(record));

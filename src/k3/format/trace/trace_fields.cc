@@ -76,13 +76,14 @@ Result<int64_t> trace_integer(std::string_view text, int64_t least, int64_t most
   return value;
 }
 
-Result<double> trace_number(std::string_view text) {
+Result<double> trace_number(std::string_view text, double most) {
   double value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || end != text.data() + text.size() || !std::isfinite(value)) {
     return wrong("'{}' is no number", trace_excerpt(text));
   }
   if (value < 0) return wrong("{} is below 0", trace_excerpt(text));
+  if (value > most) return wrong("{} is above {}", trace_excerpt(text), most);
   return value;
 }
 

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -17,9 +18,12 @@
 namespace k3 {
 
 inline constexpr int64_t kMostTraceTokens = int64_t{1} << 40;
+// 31 years: longer than anything recorded, and short enough that microseconds of a step do not vanish in rounding. Times of
+// a trace may count from 1970, so what is written may be ten times as much.
+inline constexpr double kMostTraceSeconds = 1e9, kMostTraceClock = 10 * kMostTraceSeconds;
 
 Result<int64_t> trace_integer(std::string_view text, int64_t least, int64_t most);
-Result<double> trace_number(std::string_view text);  // finite, not negative
+Result<double> trace_number(std::string_view text, double most = std::numeric_limits<double>::max());  // from 0 on
 
 // "2023-11-16 18:15:46.6805900", with T for the blank, and Z or +hh:mm behind if they like.
 Result<double> trace_calendar_time(std::string_view text);

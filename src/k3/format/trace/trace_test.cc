@@ -117,6 +117,14 @@ TEST(Trace, BurstGptSessionsAreNumberedByAppearance) {
   EXPECT_EQ(records[3].input_tokens, 500);
 }
 
+TEST(Trace, TurnsThatTheTraceDoesNotNumberAreCounted) {
+  const std::string line = R"({"timestamp":1,"input_length":1,"output_length":1,"session":4})";
+  const auto records = good(line + "\n" + line);
+  ASSERT_EQ(records.size(), 2u);
+  EXPECT_EQ(records[0].turn, 0);
+  EXPECT_EQ(records[1].turn, 1);
+}
+
 TEST(Trace, BurstGptWithoutSessions) {
   const auto records = good("Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,ChatGPT,472,18,490,x");
   ASSERT_EQ(records.size(), 1u);
@@ -145,6 +153,10 @@ TEST(Trace, BadLinesNameFileLineAndField) {
       {R"({"timestamp":"1","input_length":1,"output_length":1})", "t:1: timestamp: a string where a number belongs"},
       {R"({"timestamp":-1,"input_length":1,"output_length":1})", "t:1: timestamp: -1 is below 0"},
       {R"({"timestamp":1e999,"input_length":1,"output_length":1})", "t:1: timestamp: '1e999' is no number"},
+      {R"({"timestamp":1e300,"input_length":1,"output_length":1})", "t:1: timestamp: 1e300 is above 10000000000000"},
+      {kLine + "\n" + R"({"timestamp":2e12,"input_length":1,"output_length":1})",
+       "t:2: timestamp: 2e+09 s after the first record"},
+      {burst + "1e300,a,1,m,1,1,2,l", "t:2: Timestamp: 1e300 is above 10000000000"},
       {R"({"timestamp":1,"input_length":0,"output_length":1})", "t:1: input_length: 0 is not between 1 and"},
       {R"({"timestamp":1,"input_length":1.5,"output_length":1})", "t:1: input_length: '1.5' is no whole number"},
       {R"({"timestamp":1,"input_length":1,"output_length":-3})", "t:1: output_length: -3 is not between 0 and"},
@@ -161,6 +173,12 @@ TEST(Trace, BadLinesNameFileLineAndField) {
       {R"({"timestamp":1,"input_length":1,"output_length":1,"fork":-2})", "t:1: fork: "},
       {kLine + "\n" + R"({"timestamp":1499,"input_length":1,"output_length":1})",
        "t:2: timestamp: 1.499 s is before the 1.500 s"},
+      {R"({"timestamp":1,"input_length":1,"output_length":1,"session":4,"turn":1})" "\n"
+       R"({"timestamp":2,"input_length":1,"output_length":1,"session":4,"turn":0})",
+       "t:2: turn: 0 of session 4 comes after its turn 1"},
+      {R"({"timestamp":1,"input_length":1,"output_length":1,"session":4,"turn":0})" "\n"
+       R"({"timestamp":2,"input_length":1,"output_length":1,"session":4,"turn":0})",
+       "t:2: turn: 0 of session 4 comes after its turn 0"},
       {azure + "2023-11-16 18:15:46,374", "t:2: 2 cells; the header has 3"},
       {azure + "2023-13-16 18:15:46,1,1", "t:2: TIMESTAMP: '2023-13-16 18:15:46' is no time"},
       {azure + "2023-02-29 18:15:46,1,1", "TIMESTAMP: "},

@@ -70,7 +70,8 @@ Result<std::vector<PlannedRequest>> workload_from_trace(TraceReader& reader, con
   }
   std::vector<PlannedRequest> out;
   double first_s = 0;
-  for (uint64_t index = 0; options.limit == 0 || static_cast<int64_t>(out.size()) < options.limit; ++index) {
+  uint64_t index = 0;
+  for (; options.limit == 0 || static_cast<int64_t>(out.size()) < options.limit; ++index) {
     K3_TRY_ASSIGN(const std::optional<TraceRecord> record, reader.next());
     if (!record) break;
     if (options.sessions && (record->session < options.sessions->first || record->session > options.sessions->last))
@@ -89,6 +90,7 @@ Result<std::vector<PlannedRequest>> workload_from_trace(TraceReader& reader, con
     request.at_s = record->timestamp_s - first_s;
     out.push_back(std::move(request));
   }
+  if (index == 0) return fail(Code::invalid_argument, "the trace has no records, only a header");
   if (out.empty()) return fail(Code::invalid_argument, "no record of the trace is left to send (sessions, lengths)");
   return out;
 }

@@ -100,32 +100,6 @@ ReportTable load_table(const SimReport& r) {
   return table;
 }
 
-ReportTable against_table(const SimDigest& a, const SimDigest& b) {
-  ReportTable table;
-  table.title = "Two scenarios";
-  table.header = {"", a.name, b.name, "ratio"};
-  const auto row = [&](const char* name, double x, double y, const std::string& tx, const std::string& ty) {
-    table.rows.push_back({name, tx, ty, x != 0 && std::isfinite(y / x) ? fmt::format("{:.3g}", y / x) : "-"});
-  };
-  const auto at = [](const std::vector<double>& values, size_t percent) {
-    return values.size() > percent ? values[percent] : NAN;
-  };
-  const auto time = [&](const char* name, double x, double y) { row(name, x, y, seconds_text(x), seconds_text(y)); };
-  time("TTFT p50", at(a.ttft, 50), at(b.ttft, 50));
-  time("TTFT p95", at(a.ttft, 95), at(b.ttft, 95));
-  time("TPOT p50", at(a.tpot, 50), at(b.tpot, 50));
-  time("TPOT p95", at(a.tpot, 95), at(b.tpot, 95));
-  row("prompt tokens skipped", a.hit_ratio, b.hit_ratio, percent_text(a.hit_ratio), percent_text(b.hit_ratio));
-  row("output tokens/s", a.output_per_second, b.output_per_second, unit_text(a.output_per_second, Unit::count),
-      unit_text(b.output_per_second, Unit::count));
-  row("requests/s within the objective", a.goodput_per_second, b.goodput_per_second,
-      fmt::format("{:.3g}", a.goodput_per_second), fmt::format("{:.3g}", b.goodput_per_second));
-  time("whole run", a.seconds, b.seconds);
-  row("preemptions", static_cast<double>(a.preemptions), static_cast<double>(b.preemptions), format_grouped(a.preemptions),
-      format_grouped(b.preemptions));
-  return table;
-}
-
 ReportTable request_table(const SimReport& r) {
   ReportTable table;
   const size_t rows = std::min(kMostRows, r.result.records.size());
@@ -150,6 +124,35 @@ ReportTable request_table(const SimReport& r) {
 }
 
 }  // namespace
+
+ReportTable against_table(const SimDigest& a, const SimDigest& b) {
+  ReportTable table;
+  table.title = "Two scenarios";
+  table.header = {"", a.name, b.name, "ratio"};
+  const auto row = [&](const char* name, double x, double y, const std::string& tx, const std::string& ty) {
+    table.rows.push_back({name, tx, ty, x != 0 && std::isfinite(y / x) ? fmt::format("{:.3g}", y / x) : "-"});
+  };
+  const auto at = [](const std::vector<double>& values, size_t percent) {
+    return values.size() > percent ? values[percent] : NAN;
+  };
+  const auto time = [&](const char* name, double x, double y) { row(name, x, y, seconds_text(x), seconds_text(y)); };
+  time("TTFT p50", at(a.ttft, 50), at(b.ttft, 50));
+  time("TTFT p95", at(a.ttft, 95), at(b.ttft, 95));
+  time("TPOT p50", at(a.tpot, 50), at(b.tpot, 50));
+  time("TPOT p95", at(a.tpot, 95), at(b.tpot, 95));
+  row("prompt tokens skipped", a.hit_ratio, b.hit_ratio, percent_text(a.hit_ratio), percent_text(b.hit_ratio));
+  row("output tokens/s", a.output_per_second, b.output_per_second, unit_text(a.output_per_second, Unit::count),
+      unit_text(b.output_per_second, Unit::count));
+  row("requests/s within the objective", a.goodput_per_second, b.goodput_per_second,
+      fmt::format("{:.3g}", a.goodput_per_second), fmt::format("{:.3g}", b.goodput_per_second));
+  row("requests done", static_cast<double>(a.done), static_cast<double>(b.done),
+      fmt::format("{} of {}", format_grouped(a.done), format_grouped(a.requests)),
+      fmt::format("{} of {}", format_grouped(b.done), format_grouped(b.requests)));
+  time("whole run", a.seconds, b.seconds);
+  row("preemptions", static_cast<double>(a.preemptions), static_cast<double>(b.preemptions), format_grouped(a.preemptions),
+      format_grouped(b.preemptions));
+  return table;
+}
 
 std::vector<SvgFile> sim_svgs(const SimReport& r) {
   std::vector<std::pair<std::string, Plot>> plots = {

@@ -26,7 +26,7 @@ void write_spread(JsonWriter& w, std::string_view name, const Spread& s) {
 
 void write_summary(JsonWriter& w, const SimSummary& s) {
   w.begin_object().field("requests", s.requests).field("done", s.done).field("cut", s.cut).field("refused", s.refused);
-  w.field("not_sent", s.not_sent).field("seconds", s.seconds).field("busy_seconds", s.busy_seconds).field("steps", s.steps);
+  w.field("not_sent", s.not_sent).field("lost", s.lost).field("seconds", s.seconds).field("busy_seconds", s.busy_seconds).field("steps", s.steps);
   w.field("input_tokens", s.input_tokens).field("prompt_tokens", s.prompt_tokens).field("cached_tokens", s.cached_tokens);
   w.field("matched_tokens", s.matched_tokens).field("hit_ratio", s.hit_ratio()).field("matched_ratio", s.matched_ratio());
   w.field("computed_tokens", s.computed_tokens)
@@ -107,7 +107,7 @@ SimDigest digest_of(const SimReport& report) {
   d.name = result.name;
   d.hit_ratio = s.hit_ratio(), d.seconds = s.seconds, d.goodput_per_second = s.goodput_per_second();
   d.output_per_second = s.output_per_second();
-  d.done = s.done, d.preemptions = s.preemptions;
+  d.requests = s.requests, d.done = s.done, d.preemptions = s.preemptions;
   std::vector<double> ttft, tpot;
   for (const SimRecord& r : result.records) {
     if (r.outcome != SimOutcome::done && r.outcome != SimOutcome::cut) continue;
@@ -133,6 +133,22 @@ SimDigest digest_of(const SimReport& report) {
   }
   return d;
 }
+
+namespace {
+
+void write_other(JsonWriter& w, const SimDigest& d) {
+  w.key("against").begin_object().field("name", d.name).field("requests", d.requests).field("done", d.done);
+  w.field("seconds", d.seconds).field("hit_ratio", d.hit_ratio).field("preemptions", d.preemptions);
+  w.field("output_per_second", d.output_per_second).field("goodput_per_second", d.goodput_per_second);
+  const auto at = [&](std::string_view name, const std::vector<double>& quantiles, size_t percent) {
+    if (percent < quantiles.size()) w.field(name, quantiles[percent]);
+  };
+  at("ttft_p50_s", d.ttft, 50), at("ttft_p95_s", d.ttft, 95);
+  at("tpot_p50_s", d.tpot, 50), at("tpot_p95_s", d.tpot, 95);
+  w.end_object();
+}
+
+}  // namespace
 
 std::string sim_json(const SimReport& report) {
   JsonWriter w;
@@ -167,6 +183,7 @@ std::string sim_json(const SimReport& report) {
     }
     w.end_array();
   }
+  if (report.against) write_other(w, *report.against);
   if (report.result.records.size() <= kMostJsonRequests) {
     w.key("requests").begin_array();
     for (size_t i = 0; i < report.result.records.size(); ++i) write_request(w, report, i);
@@ -252,10 +269,11 @@ Result<SimDigest> parse_other(std::string_view json) {
   if (!root.is_object()) return fail(Code::invalid_argument, "{} where an object belongs", json_kind_name(root.kind));
   Fields f(root);
   SimDigest d;
-  if (const JsonNode* name = f.find("name"); name != nullptr && name->is_string()) d.name = name->text;
+  if (const JsonNode* name = f.find("name"); name != nullptr && name->is_string()) d.name = trace_excerpt(name->text);
   d.hit_ratio = f.number("summary.hit_ratio"), d.seconds = f.number("summary.seconds");
   d.goodput_per_second = f.number("summary.goodput_per_second");
   d.output_per_second = d.seconds > 0 ? f.number("summary.generated_tokens") / d.seconds : 0;
+  d.requests = static_cast<int64_t>(std::min(f.number("summary.requests"), 1e15));
   d.done = static_cast<int64_t>(std::min(f.number("summary.done"), 1e15));
   d.preemptions = static_cast<int64_t>(std::min(f.number("summary.preemptions"), 1e15));
   d.ttft = f.list("ttft_quantiles_s", kQuantiles);

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "k3/base/report/html_report.h"
 #include "k3/plan/report/plan_html.h"
 #include "k3/plan/sim/sim_result.h"
 
@@ -33,7 +34,7 @@ struct LoadDigest {
 struct SimDigest {
   std::string name;
   double hit_ratio = 0, seconds = 0, goodput_per_second = 0, output_per_second = 0;
-  int64_t done = 0, preemptions = 0;
+  int64_t requests = 0, done = 0, preemptions = 0;
   std::vector<double> ttft, tpot;  // quantiles in percent steps; empty: none
   double series_step = 0;
   std::vector<double> queued, running;
@@ -67,6 +68,8 @@ struct SimReport {
 SimDigest digest_of(const SimReport& report);
 
 inline constexpr size_t kMostJsonRequests = 100'000;  // a longer list is left out: --csv has them all
+
+ReportTable against_table(const SimDigest& one, const SimDigest& other);
 
 std::string sim_json(const SimReport& report);
 std::string sim_csv(const SimReport& report);

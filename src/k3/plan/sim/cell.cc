@@ -63,7 +63,7 @@ void Cell::replay() {
     const Step& step = script_[script_at_];
     SimEngine& engine = *engines_.front();
     if (step.kind == 2) {
-      arrive(step.request, engine.now());
+      arrive(step.request, engine.now() + scenario_.request_seconds);
       continue;
     }
     const SimRecord& r = record(step.request);

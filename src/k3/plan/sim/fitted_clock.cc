@@ -230,11 +230,20 @@ Result<double> field(const JsonNode& node, std::string_view name, std::optional<
 }
 
 Result<int64_t> count(const JsonNode& node, std::string_view name) {
-  K3_TRY_ASSIGN(const double value, field(node, name, 0));
-  return static_cast<int64_t>(value);
+  const JsonNode* found = node.find(name);
+  if (found == nullptr) return 0;
+  if (!found->is_number())
+    return fail(Code::invalid_argument, "{}: {} where a number belongs", name, json_kind_name(found->kind));
+  return trace_integer(found->raw, 0, kMostTokens).with_context(name);
 }
 
 Result<StepPoint> own_point(const JsonNode& node) {
+  constexpr std::string_view kNames[] = {"decode_rows", "decode_history_tokens", "prompts", "new_tokens", "key_pairs", "seconds"};
+  for (const std::string& key : node.keys) {
+    if (std::ranges::find(kNames, std::string_view(key)) != std::end(kNames)) continue;
+    return fail(Code::invalid_argument, "{}: no such field; there are decode_rows, decode_history_tokens, prompts, "
+                "new_tokens, key_pairs and seconds", trace_excerpt(key));
+  }
   StepPoint p;
   K3_TRY_ASSIGN(p.decode_rows, count(node, "decode_rows"));
   K3_TRY_ASSIGN(p.decode_history_tokens, count(node, "decode_history_tokens"));
@@ -311,6 +320,20 @@ Result<std::vector<StepPoint>> parse_points(std::string_view json) {
   }
   if (out.empty()) return fail(Code::invalid_argument, "an empty list of measurements");
   return out;
+}
+
+Status check_kinds(const std::vector<StepPoint>& points, bool decodes) {
+  const bool prompt = std::ranges::any_of(points, [](const StepPoint& p) { return p.new_tokens > 0; });
+  const bool decode = std::ranges::any_of(points, [](const StepPoint& p) { return p.decode_rows > 0; });
+  if (!prompt) {
+    return fail(Code::invalid_argument,
+                "only decodes are measured; what a prompt takes needs a point with new_tokens (k3 bench -p 64,512)");
+  }
+  if (decodes && !decode) {
+    return fail(Code::invalid_argument,
+                "only prompts are measured; what a token of an answer takes needs a point with decode_rows (k3 bench -n 32)");
+  }
+  return {};
 }
 
 Result<std::vector<StepPoint>> read_points(const std::string& path) {

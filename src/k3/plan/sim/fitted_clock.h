@@ -30,9 +30,13 @@ struct StepPoint {
 StepPoint step_point(std::span<const StepPart> parts, double seconds);
 
 class FittedClock final : public StepClock {
+  static constexpr size_t kCaps = 11;
+  static constexpr size_t kFeatures = kCaps + 7;
+
  public:
   static Result<std::shared_ptr<const FittedClock>> fit(const std::vector<StepPoint>& points,
                                                         double step_overhead_seconds = 0);
+  static constexpr size_t terms() { return kFeatures; }  // of the curve: fewer points leave some of them to chance
   double step_seconds(std::span<const StepPart> parts) const override;
 
   // Of the points it was fitted to: largest and root mean square of (fitted - measured) / measured.
@@ -40,8 +44,6 @@ class FittedClock final : public StepClock {
   double rms_error() const { return rms_error_; }
 
  private:
-  static constexpr size_t kCaps = 11;
-  static constexpr size_t kFeatures = kCaps + 7;
   using Features = std::array<double, kFeatures>;
   struct Sums;  // over a step
   static Features features(const Sums& sums);
@@ -57,6 +59,9 @@ class FittedClock final : public StepClock {
 
 // A calibration file: JSON of `k3 bench --json` ("results"), or {"points": [{"decode_rows", "decode_history_tokens",
 // "prompts", "new_tokens", "key_pairs", "seconds"}, ...]}, whose fields but the last are 0 when they are left out.
+// Steps of one kind tell nothing of the other: invalid_argument where points of a kind that is needed are missing.
+Status check_kinds(const std::vector<StepPoint>& points, bool decodes);
+
 Result<std::vector<StepPoint>> read_points(const std::string& path);
 Result<std::vector<StepPoint>> parse_points(std::string_view json);
 

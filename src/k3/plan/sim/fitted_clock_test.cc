@@ -85,6 +85,14 @@ TEST(FittedClock, RefusesWhatIsNoMeasurement) {
   EXPECT_FALSE(FittedClock::fit(measured(), -1).ok());
 }
 
+TEST(FittedClock, WantsPointsOfTheKindsThatAreNeeded) {
+  const StepPoint decode{1, 10, 0, 0, 0, 1}, prompt{0, 0, 1, 64, 2048, 1};
+  EXPECT_TRUE(check_kinds({decode, prompt}, true).ok());
+  EXPECT_TRUE(check_kinds({prompt}, false).ok());
+  EXPECT_THAT(check_kinds({prompt}, true).error().message, HasSubstr("only prompts are measured"));
+  EXPECT_THAT(check_kinds({decode}, false).error().message, HasSubstr("only decodes are measured"));
+}
+
 TEST(FittedClock, ReadsPointsAndBenchResults) {
   const auto points = parse_points(R"({"points":[{"decode_rows":4,"decode_history_tokens":800,"seconds":0.02}]})").value();
   EXPECT_EQ(points[0].decode_rows, 4);
@@ -104,6 +112,8 @@ TEST(FittedClock, ReadsPointsAndBenchResults) {
   EXPECT_THAT(message(R"({"points":[{"seconds":1},3]})"), HasSubstr("points[1]"));
   EXPECT_THAT(message(R"({"points":[{"decode_rows":1}]})"), HasSubstr("points[0]: seconds"));
   EXPECT_THAT(message(R"({"points":[{"decode_rows":-1,"seconds":1}]})"), HasSubstr("decode_rows"));
+  EXPECT_THAT(message(R"({"points":[{"decode_rows":1.5,"seconds":1}]})"), HasSubstr("decode_rows: '1.5' is no whole"));
+  EXPECT_THAT(message(R"({"points":[{"decode_row":1,"seconds":1}]})"), HasSubstr("points[0]: decode_row: no such field"));
   EXPECT_THAT(message(R"({"results":[{"test":"other","seconds":[1]}]})"), HasSubstr("results[0]: test"));
   EXPECT_THAT(
       message(

@@ -130,18 +130,42 @@ class Fleet {
       int32_t cell = place(orphan.request, seconds, cells_.size());
       if (cell < 0) {  // nobody is up: it waits for the first that comes back
         seconds = *std::ranges::min_element(down_);
-        if (!std::isfinite(seconds)) continue;
+        if (!std::isfinite(seconds)) {
+          lose(orphan.request, failure.at_seconds);
+          continue;
+        }
         cell = place(orphan.request, seconds, cells_.size());
       }
       cells_[static_cast<size_t>(cell)]->restart_at(orphan.request, seconds);
       users_at.push_back(static_cast<size_t>(cell));
     }
+    const bool nobody = users_at.empty() && !result_.loss.empty();
     if (users_at.empty()) users_at.push_back(failed);  // they are thinking, and it is back before they go on
     size_t turn = 0;
     for (const Cell::Orphan& orphan : orphans) {
-      if (orphan.in_line) cells_[users_at[turn++ % users_at.size()]]->line_up(orphan.request);
+      if (!orphan.in_line) continue;
+      if (nobody) lose(orphan.request, failure.at_seconds);
+      if (!nobody) cells_[users_at[turn++ % users_at.size()]]->line_up(orphan.request);
     }
     return {};
+  }
+
+  void lose(int32_t index, double seconds) {
+    result_.records[static_cast<size_t>(index)].outcome = SimOutcome::lost;
+    if (result_.loss.empty()) {
+      result_.loss =
+          fmt::format("the failure at {} s left no replica, and none comes back; --fail R@S+REPAIR says when one does", seconds);
+    }
+  }
+
+  // A turn whose session was lost before it.
+  void lose_later_turns() {
+    for (size_t i = 0; i < result_.records.size(); ++i) {
+      const int32_t before = workload_.requests[i].previous;
+      if (before < 0 || result_.records[i].outcome != SimOutcome::not_sent) continue;
+      if (result_.records[static_cast<size_t>(before)].outcome == SimOutcome::lost)
+        result_.records[i].outcome = SimOutcome::lost;
+    }
   }
 
   void collect() {
@@ -150,6 +174,7 @@ class Fleet {
       result_.series.merge(cell->series());
       if (result_.first_refusal.empty()) result_.first_refusal = cell->refusal();
     }
+    lose_later_turns();
     summarise(scenario_, workload_, &result_);
   }
 
@@ -219,7 +244,7 @@ Status validate(const SimScenario& s) {
   }
   for (const Failure& f : s.failures) {
     if (f.replica < 0 || f.replica >= s.replicas || !(f.at_seconds >= 0) || !(f.repair_seconds > 0)) {
-      return fail(Code::invalid_argument, "failure of replica {} of {} at {} s for {} s", f.replica, s.replicas,
+      return fail(Code::invalid_argument, "failure of replica {} of {}, counted from 0, at {} s for {} s", f.replica, s.replicas,
                   f.at_seconds, f.repair_seconds);
     }
   }

@@ -71,6 +71,28 @@ TEST(Fleet, PromptsThatRepeatAnEarlierOneFollowIt) {
   EXPECT_LT(hits, 30);
 }
 
+// Begun, waiting in a line, to arrive later and later turns of a session alike.
+TEST(Fleet, WithoutAReplicaThatComesBackRequestsAreLost) {
+  SimScenario s = test::small_scenario(kMany);
+  s.failures = {{0, 3.5}};
+  std::vector<PlannedRequest> requests = sessions(1, 2);
+  requests.push_back(lone(1000, 5, 7, 0));
+  requests.push_back(lone(1000, 5, 8, 50));
+  for (PlannedRequest& r : requests) r.output_tokens = 5;
+  for (const SimPacing pacing : {SimPacing::trace, SimPacing::users, SimPacing::poisson}) {
+    s.pacing = pacing;
+    s.rate_per_second = 0.1;
+    const SimResult result = run(s, requests);
+    EXPECT_EQ(result.summary.lost, 4);
+    EXPECT_EQ(result.summary.not_sent, 0);
+    EXPECT_EQ(sim_outcome_name(result.records[0].outcome), "lost");
+    EXPECT_THAT(result.loss, testing::HasSubstr("3.5 s left no replica"));
+  }
+  s.pacing = SimPacing::trace;
+  s.failures = {{0, 3.5, 1}};
+  EXPECT_EQ(run(s, requests).summary.lost, 0);
+}
+
 TEST(Fleet, AFailureStartsItsRequestsAnew) {
   SimScenario s = test::small_scenario(kMany);
   s.failures = {{0, 3.5, 10}};
@@ -98,7 +120,7 @@ TEST(Fleet, WithoutRepairWhatWasThereEndsNowhere) {
   SimScenario s = test::small_scenario(kMany);
   s.failures = {{0, 3.5}};
   const SimResult result = run(s, {lone(1000, 5, 7, 0), lone(1000, 5, 8, 100)});
-  EXPECT_EQ(result.summary.not_sent, 2);
+  EXPECT_EQ(result.summary.lost, 2);
   EXPECT_EQ(result.summary.generated_tokens, 0);
   EXPECT_EQ(result.summary.lost_tokens, 3);
 }

@@ -1,5 +1,7 @@
 #include "k3/plan/sim/recording.h"
 
+#include <algorithm>
+
 #include "k3/format/json/json_tree.h"
 #include "k3/format/trace/trace_fields.h"
 
@@ -11,7 +13,7 @@ Result<double> time_of(const JsonNode& node, std::string_view name) {
   if (found == nullptr || found->is_null()) return -1;
   if (!found->is_number())
     return fail(Code::invalid_argument, "{}: {} where a number belongs", name, json_kind_name(found->kind));
-  return trace_number(found->raw).with_context(name);
+  return trace_number(found->raw, kMostTraceSeconds).with_context(name);
 }
 
 Status read_one(const JsonNode& node, const Workload& workload, std::vector<RecordedRequest>* out) {
@@ -21,21 +23,29 @@ Status read_one(const JsonNode& node, const Workload& workload, std::vector<Reco
   if (index == nullptr || !index->is_number()) return fail(Code::invalid_argument, "index: no number");
   K3_TRY_ASSIGN(const int64_t at,
                 trace_integer(index->raw, 0, static_cast<int64_t>(workload.requests.size()) - 1).with_context("index"));
-  if (input != nullptr && input->is_number()) {
-    K3_TRY_ASSIGN(const int64_t tokens, trace_integer(input->raw, 0, kMostTraceTokens).with_context("input_tokens"));
-    const int64_t planned = workload.requests[static_cast<size_t>(at)].input_tokens;
-    if (tokens != planned) {
-      return fail(Code::invalid_argument,
-                  "input_tokens: {}, but request {} of the trace has {}: give the same trace and the same cuts", tokens, at,
-                  planned);
-    }
+  if (input == nullptr || !input->is_number())
+    return fail(Code::invalid_argument, "input_tokens: no number, so that nothing says it is of the same trace");
+  K3_TRY_ASSIGN(const int64_t tokens, trace_integer(input->raw, 0, kMostTraceTokens).with_context("input_tokens"));
+  const int64_t planned = workload.requests[static_cast<size_t>(at)].input_tokens;
+  if (tokens != planned) {
+    return fail(Code::invalid_argument,
+                "input_tokens: {}, but request {} of the trace has {}: give the same trace and the same cuts", tokens, at,
+                planned);
   }
   RecordedRequest& r = (*out)[static_cast<size_t>(at)];
   if (r.start_seconds >= 0) return fail(Code::invalid_argument, "index: {} comes twice", at);
   K3_TRY_ASSIGN(r.start_seconds, time_of(node, "start_s"));
   K3_TRY_ASSIGN(r.first_token_seconds, time_of(node, "first_token_s"));
   K3_TRY_ASSIGN(r.end_seconds, time_of(node, "end_s"));
-  if (r.start_seconds < 0) return fail(Code::invalid_argument, "start_s: missing");
+  if (r.start_seconds < 0) {
+    return fail(Code::invalid_argument, "start_s: missing{}",
+                node.find("arrival_s") != nullptr ? "; k3 sim wrote this, and what k3 loadgen --json wrote is wanted" : "");
+  }
+  const double begun = std::max(r.start_seconds, r.first_token_seconds);
+  if (r.first_token_seconds >= 0 && r.first_token_seconds < r.start_seconds)
+    return fail(Code::invalid_argument, "first_token_s: {} is before start_s, {}", r.first_token_seconds, r.start_seconds);
+  if (r.end_seconds >= 0 && r.end_seconds < begun)
+    return fail(Code::invalid_argument, "end_s: {} is before {}", r.end_seconds, begun);
   return {};
 }
 

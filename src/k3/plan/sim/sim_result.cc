@@ -11,6 +11,7 @@ std::string_view sim_outcome_name(SimOutcome outcome) {
     case SimOutcome::done: return "done";
     case SimOutcome::cut: return "cut";
     case SimOutcome::refused: return "refused";
+    case SimOutcome::lost: return "lost";
   }
   return "?";
 }
@@ -82,6 +83,7 @@ void count_record(const SimScenario& scenario, const SimRecord& r, SimSummary* s
     case SimOutcome::cut: ++s->cut; break;
     case SimOutcome::refused: ++s->refused; break;
     case SimOutcome::not_sent: ++s->not_sent; break;
+    case SimOutcome::lost: ++s->lost; break;
   }
   s->generated_tokens += r.generated;
   s->lost_tokens += r.lost_tokens;

@@ -18,9 +18,10 @@
 
 namespace k3::plan {
 
-// done: all tokens came. cut: the context or the pool was full. refused: it could never run. not_sent: the duration was
-// over, or its replica never came back.
-enum class SimOutcome : uint8_t { not_sent, done, cut, refused };
+// done: all tokens came. cut: the context or the pool was full. refused: it could never run. lost: with a replica, when none
+// was left that it could go on in, or a turn of its session before it was. not_sent: the duration was over, or the recording
+// does not have it.
+enum class SimOutcome : uint8_t { not_sent, done, cut, refused, lost };
 std::string_view sim_outcome_name(SimOutcome outcome);
 
 struct SimRecord {
@@ -69,7 +70,7 @@ class SimSeries {
 };
 
 struct SimSummary {
-  int64_t requests = 0, done = 0, cut = 0, refused = 0, not_sent = 0;
+  int64_t requests = 0, done = 0, cut = 0, refused = 0, not_sent = 0, lost = 0;
   int64_t input_tokens = 0, prompt_tokens = 0, cached_tokens = 0, matched_tokens = 0;  // prompt: of those that were admitted
   int64_t computed_tokens = 0, generated_tokens = 0, lost_tokens = 0;
   int64_t preemptions = 0, restarts = 0, steps = 0, fetched_bytes = 0;
@@ -95,6 +96,7 @@ struct SimResult {
   SimSeries series;
   SimSummary summary;
   std::string first_refusal;  // the message of the first request that could never run
+  std::string loss;           // why requests are lost; empty: none is
 };
 
 void summarise(const SimScenario& scenario, const Workload& workload, SimResult* result);

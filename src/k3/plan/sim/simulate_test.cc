@@ -35,6 +35,20 @@ TEST(Simulate, ARequestTakesItsPrefillAndAStepForEachFurtherToken) {
   EXPECT_NEAR(result.summary.seconds, 6.5, kExact);
 }
 
+// Also one that starts at 0: it arrives then, and reaches the engine later.
+TEST(Simulate, ARecordedOrderCountsFromItsFirstArrival) {
+  SimScenario s = test::small_scenario(kMany);
+  s.pacing = SimPacing::recorded_order;
+  s.request_seconds = 0.5;
+  s.recorded = {{0, 1, 2}, {3, 4, 5}};
+  const SimResult result = run(s, {lone(1000, 1, 7, 0), lone(1000, 1, 8, 0)});
+  EXPECT_NEAR(result.records[0].arrival, 0, kExact);
+  EXPECT_NEAR(result.records[0].ttft(), 0.5 + 2, kExact);
+  EXPECT_NEAR(result.records[1].arrival, 2.5, kExact);
+  EXPECT_NEAR(result.records[1].end, 5, kExact);
+  EXPECT_NEAR(result.summary.seconds, 5, kExact);
+}
+
 TEST(Simulate, AStepTakesNoMoreThanItsBudget) {
   SimScenario s = test::small_scenario(kMany);
   s.engine.core.step_tokens = 256;

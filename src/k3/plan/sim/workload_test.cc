@@ -86,7 +86,7 @@ TEST(SimWorkload, PoliciesByName) {
 TEST(SimWorkload, RecordingsNameWhatIsWrong) {
   const Workload w = test::workload_of(kSession);
   const auto good = parse_recording(
-      R"({"requests":[{"index":1,"input_tokens":1300,"start_s":2.5,"first_token_s":null,"end_s":4},{"index":0,"start_s":1}]})",
+      R"({"requests":[{"index":1,"input_tokens":1300,"start_s":2.5,"first_token_s":null,"end_s":4},{"index":0,"input_tokens":700,"start_s":1}]})",
       w);
   ASSERT_TRUE(good.ok());
   EXPECT_EQ((*good)[1].start_seconds, 2.5);
@@ -96,9 +96,17 @@ TEST(SimWorkload, RecordingsNameWhatIsWrong) {
   EXPECT_THAT(message("[]"), HasSubstr("no list \"requests\""));
   EXPECT_THAT(message(R"({"requests":[{"index":7,"start_s":1}]})"), HasSubstr("requests[0]: index"));
   EXPECT_THAT(message(R"({"requests":[{"index":0,"input_tokens":5,"start_s":1}]})"), HasSubstr("the same cuts"));
-  EXPECT_THAT(message(R"({"requests":[{"index":0,"start_s":1},{"index":0,"start_s":1}]})"),
+  EXPECT_THAT(message(R"({"requests":[{"index":0,"input_tokens":700,"start_s":1},{"index":0,"input_tokens":700,"start_s":1}]})"),
               HasSubstr("requests[1]: index: 0 comes twice"));
-  EXPECT_THAT(message(R"({"requests":[{"index":0,"start_s":"x"}]})"), HasSubstr("start_s"));
+  EXPECT_THAT(message(R"({"requests":[{"index":0,"input_tokens":700,"start_s":"x"}]})"), HasSubstr("start_s"));
+  EXPECT_THAT(message(R"({"requests":[{"index":0,"start_s":1}]})"), HasSubstr("requests[0]: input_tokens: no number"));
+  EXPECT_THAT(message(R"({"requests":[{"index":0,"input_tokens":700,"arrival_s":1}]})"), HasSubstr("k3 sim wrote this"));
+  EXPECT_THAT(message(R"({"requests":[{"index":0,"input_tokens":700,"start_s":3,"first_token_s":2}]})"),
+              HasSubstr("first_token_s: 2 is before start_s, 3"));
+  EXPECT_THAT(message(R"({"requests":[{"index":0,"input_tokens":700,"start_s":1,"first_token_s":3,"end_s":2}]})"),
+              HasSubstr("end_s: 2 is before 3"));
+  EXPECT_THAT(message(R"({"requests":[{"index":0,"input_tokens":700,"start_s":1e300}]})"),
+              HasSubstr("requests[0]: start_s: 1e300 is above"));
 }
 
 }  // namespace
