@@ -174,7 +174,7 @@ void add_train_commands(CLI::App& app, TrainOptions& train, ExportOptions& expor
   teach->add_option("-o,--out", train.out, "The run's folder: checkpoints, log.jsonl, TensorBoard events, report.html")->required();
   teach->add_option("--set", train.set, "Replace a field: recipe.matrix_rate=0.01 (may be given several times)");
   teach->add_option("--stop-after", train.stop_after, "Stop after so many seconds, with a checkpoint; the same command goes on")
-      ->check(real_range(1e-3, 1e9));
+      ->check(real_range(1e-9, 1e9));
   teach->add_option("--device", train.device, "Where to compute: cpu (default), cuda, or cuda:1 for the second GPU");
   teach->add_option("-t,--threads", train.threads, "Threads (default: all that the process may use)")->check(CLI::PositiveNumber);
   teach->add_flag("--batches", train.batches, "Do not train: write the tokens, targets and borders of every step to OUT, a .npy file");
