@@ -419,7 +419,7 @@ TEST(Sim, WrongUseIsNamed) {
       {with(synthetic, {"--loads", "1,x"}), 2, "--loads: 'x' is no number of users"},
       {with(synthetic, {"--sequential", "--loads", "1"}), 2, "have no load to change"},
       {k3_sim("synthetic", {"-n", "100000000"}), 2, "--requests"},
-      {k3_sim("synthetic", {"-n", "20000000", "--turns", "50"}), 2, "--requests 20,000,000 with --turns 50"},
+      {k3_sim("synthetic", {"-n", "5000000", "--turns", "50"}), 2, "--requests 5,000,000 with --turns 50"},
       {with(synthetic, {"--acceptance", "chat"}), 2, "says nothing without --draft"},
       {with(synthetic, {"--pool-bytes", "lots"}), 2, "--pool-bytes"},
       {with(synthetic, {"--pool-bytes", "1MB"}), 2, "--pool-bytes 1MB: has 0 pages of"},

@@ -74,7 +74,7 @@ void add_requests(CLI::App& app, SimOptions& o) {
       "--made-up-answers", o.made_up_answers,
       "The next turn of a session does not hold the answer that was generated (so it is when k3 loadgen replays a trace)");
   Group s(app, "Requests without a trace (TRACE is the word synthetic)");
-  s.number("-n,--requests", o.requests, "How many (default 1000)", 1, 20'000'000);
+  s.number("-n,--requests", o.requests, "How many (default 1000)", 1, 5'000'000);
   s.text("--input", o.input, "Tokens that a turn adds: N, uniform:LEAST:MOST or lognormal:MEDIAN:SIGMA (default 8192)", "D")
       ->check(check_length);
   s.text("--output", o.output, "Tokens of answers, in the same way (default 512)", "D")->check(check_length);
