@@ -9,16 +9,14 @@ CORPUS is that of k3_mini_data.py, with chat-test.jsonl.zst besides. OUT gets
   TEXT.txt             a sample of each text: parts of about 60 kB, cut between paragraphs, chosen by their hash
   data/                the prepared folder, with val and chat-test held out
 All of it follows from the corpus alone; the same corpus gives the same bytes."""
-import argparse
 import hashlib
 import json
 import os
 import random
 import re
-import subprocess
 import sys
 
-from k3_mini_data import KINDS, unpacked
+from k3_mini_data import by_source, parser_of, prepare, unpacked, want_program, write, write_conversations
 
 # Sources of conversations by the name they get here.
 FINER = {
@@ -42,20 +40,6 @@ SAMPLE = {
     'en-wiki': 3_000_000, 'zh-wiki': 2_700_000, 'zh-literature': 2_600_000, 'code': 1_200_000,
 }
 PART_BYTES = 60_000
-
-
-def by_source(path):
-    name_of = {source: name for name, sources in FINER.items() for source in sources}
-    assert set(name_of) == {source for sources in KINDS.values() for source in sources}, 'the same sources as in k3_mini_data.py'
-    lines = {name: [] for name in FINER}
-    for number, line in enumerate(unpacked(path).split('\n'), 1):
-        if not line.strip():
-            continue
-        source = json.loads(line).get('source')
-        if source not in name_of:
-            sys.exit(f'{path}:{number}: source {source!r} belongs to no kind: add it to FINER in {__file__}')
-        lines[name_of[source]].append(line)
-    return lines
 
 
 def joined(lines):
@@ -96,35 +80,20 @@ def sample(text, most_bytes):
     return ''.join(found[i] + '\n<|endoftext|>\n' for i in sorted(chosen))
 
 
-def write(out, name, text):
-    path = os.path.join(out, name)
-    with open(path, 'w', encoding='utf-8') as f:
-        f.write(text)
-    return path
-
-
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
-    parser.add_argument('corpus')
-    parser.add_argument('out')
-    parser.add_argument('--k3', default='build/release/k3')
-    parser.add_argument('--tokenizer', default='models/k3-mini')
+    parser = parser_of(__doc__)
     parser.add_argument('--files-only', action='store_true', help='do not run k3 prepare')
     options = parser.parse_args()
-    if not options.files_only and not os.path.exists(options.k3):
-        sys.exit(f'{options.k3}: no such program; `make release` builds it, --k3 names another')
+    if not options.files_only:
+        want_program(options)
     os.makedirs(options.out, exist_ok=True)
-    lines = by_source(os.path.join(options.corpus, 'chat-train.jsonl.zst'))
+    lines = by_source(os.path.join(options.corpus, 'chat-train.jsonl.zst'), FINER)
     lines['chat-joined'] = joined(lines)
-    files = [write(options.out, name + '.jsonl', '\n'.join(some) + '\n') for name, some in lines.items()]
+    files = write_conversations(options.out, lines)
     for name, most_bytes in SAMPLE.items():
         files.append(write(options.out, name + '.txt', sample(unpacked(os.path.join(options.corpus, name + '.txt.zst')), most_bytes)))
-    if options.files_only:
-        return
-    held_out = [argument for name in ('val.txt.zst', 'chat-test.jsonl.zst') for argument in ('--valid', os.path.join(options.corpus, name))]
-    done = subprocess.run([options.k3, 'prepare', '--force', '--tokenizer', options.tokenizer, '--out', os.path.join(options.out, 'data'),
-                           *held_out, *files])
-    sys.exit(done.returncode)
+    if not options.files_only:
+        sys.exit(prepare(options, ['val.txt.zst', 'chat-test.jsonl.zst'], files))
 
 
 if __name__ == '__main__':

@@ -7,10 +7,17 @@ import unittest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import k3_mini_chat_data as data  # noqa: E402
+import k3_mini_data  # noqa: E402
 
 
 def conversation(question):
     return json.dumps({"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": "yes " * 40}]})
+
+
+class Sources(unittest.TestCase):
+    def test_they_are_those_of_the_first_training(self):
+        sources = lambda kinds: sorted(source for some in kinds.values() for source in some)
+        self.assertEqual(sources(data.FINER), sources(k3_mini_data.KINDS))
 
 
 class Sample(unittest.TestCase):

@@ -29,39 +29,59 @@ def unpacked(path):
     return subprocess.run(['zstd', '-dc', '--long=27', path], check=True, stdout=subprocess.PIPE).stdout.decode('utf-8')
 
 
-def split(path, out):
-    kind_of = {source: kind for kind, sources in KINDS.items() for source in sources}
-    lines = {kind: [] for kind in KINDS}
+def by_source(path, kinds):
+    """The lines of each kind of conversation, by the sources that belong to it."""
+    kind_of = {source: kind for kind, sources in kinds.items() for source in sources}
+    lines = {kind: [] for kind in kinds}
     for number, line in enumerate(unpacked(path).split('\n'), 1):
         if not line.strip():
             continue
         source = json.loads(line).get('source')
         if source not in kind_of:
-            sys.exit(f'{path}:{number}: source {source!r} belongs to no kind: add it to KINDS in {__file__}')
+            sys.exit(f'{path}:{number}: source {source!r} belongs to no kind: add it in {sys.argv[0]}')
         lines[kind_of[source]].append(line)
-    files = []
-    for kind, some in lines.items():
-        files.append(os.path.join(out, kind + '.jsonl'))
-        with open(files[-1], 'w', encoding='utf-8') as f:
-            f.write('\n'.join(some) + '\n')
-    return files
+    return lines
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+def write(out, name, text):
+    path = os.path.join(out, name)
+    with open(path, 'w', encoding='utf-8') as f:
+        f.write(text)
+    return path
+
+
+def write_conversations(out, lines):
+    return [write(out, kind + '.jsonl', '\n'.join(some) + '\n') for kind, some in lines.items()]
+
+
+def parser_of(description):
+    parser = argparse.ArgumentParser(description=description.split('\n')[0])
     parser.add_argument('corpus')
     parser.add_argument('out')
     parser.add_argument('--k3', default='build/release/k3')
     parser.add_argument('--tokenizer', default='models/k3-mini')
-    options = parser.parse_args()
+    return parser
+
+
+def want_program(options):
     if not os.path.exists(options.k3):
         sys.exit(f'{options.k3}: no such program; `make release` builds it, --k3 names another')
+
+
+def prepare(options, held_out, files):
+    """Runs `k3 prepare`; its exit code."""
+    valid = [argument for name in held_out for argument in ('--valid', os.path.join(options.corpus, name))]
+    return subprocess.run([options.k3, 'prepare', '--force', '--tokenizer', options.tokenizer, '--out', os.path.join(options.out, 'data'),
+                           *valid, *files]).returncode
+
+
+def main():
+    options = parser_of(__doc__).parse_args()
+    want_program(options)
     os.makedirs(options.out, exist_ok=True)
-    chats = split(os.path.join(options.corpus, 'chat-train.jsonl.zst'), options.out)
+    chats = write_conversations(options.out, by_source(os.path.join(options.corpus, 'chat-train.jsonl.zst'), KINDS))
     texts = sorted(path for path in glob.glob(os.path.join(options.corpus, '*.txt.zst')) if not os.path.basename(path).startswith('val'))
-    done = subprocess.run([options.k3, 'prepare', '--force', '--tokenizer', options.tokenizer, '--out', os.path.join(options.out, 'data'),
-                    '--valid', os.path.join(options.corpus, 'val.txt.zst'), *texts, *chats])
-    sys.exit(done.returncode)
+    sys.exit(prepare(options, ['val.txt.zst'], [*texts, *chats]))
 
 
 if __name__ == '__main__':

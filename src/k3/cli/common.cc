@@ -246,7 +246,7 @@ Result<std::vector<int32_t>> parse_ids(const std::string& given) {
   return ids;
 }
 
-std::string Table::text() const {
+std::string Table::text(const std::vector<size_t>& left) const {
   const auto columns_of = [](std::string_view text) { return static_cast<size_t>(utf8_length(text)); };
   std::vector<size_t> widths;
   for (const auto& row : rows_) {
@@ -258,7 +258,7 @@ std::string Table::text() const {
     for (size_t c = 0; c < row.size(); ++c) {
       const std::string pad(widths[c] - columns_of(row[c]), ' ');
       if (c > 0) out += "  ";
-      out += c == 0 ? row[c] + pad : pad + row[c];
+      out += std::ranges::find(left, c) != left.end() ? row[c] + pad : pad + row[c];
     }
     out.erase(out.find_last_not_of(' ') + 1);
     out += '\n';

@@ -75,7 +75,7 @@ class Table {
  public:
   explicit Table(std::vector<std::string> header) { rows_.push_back(std::move(header)); }
   void row(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
-  std::string text() const;
+  std::string text(const std::vector<size_t>& left = {0}) const;  // `left`: the columns set left
 
  private:
   std::vector<std::vector<std::string>> rows_;

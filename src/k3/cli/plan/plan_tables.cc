@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 
 #include "k3/base/units.h"
 #include "k3/cli/common.h"
@@ -18,21 +19,17 @@ using plan::UserPoint;
 
 std::string sweep_text(const PlanSetup& setup, const plan::Answer& answer) {
   const Scenario& s = setup.scenario;
-  std::vector<std::string> header = {"layout", "users", "TTFT p95", "TPOT p50", "TPOT p95", "tokens/s/user", "tokens/s/GPU"};
-  if (s.gpu_hour > 0) header.push_back("cost/M");
-  header.push_back("");
-  Table table(header);
+  std::vector<std::string> header = {"layout", "users", "TTFT p95", "TPOT p50", "TPOT p95"};
+  std::ranges::move(rates_header(s), std::back_inserter(header));
+  Table table(std::move(header));
   for (const plan::FrontierPoint& f : frontier(answer)) {
     const UserPoint& p = f.point;
     std::vector<std::string> row = {layout_text(f.layout),
                                     format_grouped(p.users),
                                     time(p.ttft_p95),
                                     tpot(p.tpot_p50),
-                                    tpot(p.tpot_p95),
-                                    p.tpot_p50 > 0 ? count(p.user_tokens_per_second()) : "-",
-                                    count(p.tokens_per_second_gpu)};
-    if (s.gpu_hour > 0) row.push_back(price(p.cost_per_million));
-    row.emplace_back(p.meets ? "" : "misses");
+                                    tpot(p.tpot_p95)};
+    std::ranges::move(rates_of(s, p), std::back_inserter(row));
     table.row(std::move(row));
   }
   return fmt::format("\nfrontier of {} layouts: nothing else has both faster users and more tokens/s/GPU\n{}",

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 
 #include "k3/base/units.h"
 #include "k3/cli/common.h"
@@ -87,22 +88,17 @@ std::string binding_text(const plan::Binding& binding) {
 }
 
 std::string ladder_text(const Scenario& s, const LayoutAnswer& chosen) {
-  std::vector<std::string> header = {"users",    "TTFT p50", "TTFT p95",      "TPOT p50",
-                                     "TPOT p95", "step",     "tokens/s/user", "tokens/s/GPU"};
-  if (s.gpu_hour > 0) header.push_back("cost/M");
-  header.push_back("");
-  Table table(header);
+  std::vector<std::string> header = {"users", "TTFT p50", "TTFT p95", "TPOT p50", "TPOT p95", "step"};
+  std::ranges::move(rates_header(s), std::back_inserter(header));
+  Table table(std::move(header));
   for (const UserPoint& p : chosen.ladder) {
     std::vector<std::string> row = {format_grouped(p.users),
                                     time(p.ttft_p50),
                                     time(p.ttft_p95),
                                     tpot(p.tpot_p50),
                                     tpot(p.tpot_p95),
-                                    time(p.step_seconds),
-                                    p.tpot_p50 > 0 ? count(p.user_tokens_per_second()) : "-",
-                                    count(p.tokens_per_second_gpu)};
-    if (s.gpu_hour > 0) row.push_back(price(p.cost_per_million));
-    row.emplace_back(p.meets ? "" : "misses");
+                                    time(p.step_seconds)};
+    std::ranges::move(rates_of(s, p), std::back_inserter(row));
     table.row(std::move(row));
   }
   return table.text();

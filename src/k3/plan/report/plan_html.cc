@@ -3,26 +3,18 @@
 #include <algorithm>
 #include <cmath>
 
-#include "k3/base/report/axis.h"
 #include "k3/base/report/html_report.h"
 #include "k3/base/report/svg.h"
 #include "k3/base/units.h"
 #include "k3/plan/advise/advice.h"
 #include "k3/plan/report/plan_plots.h"
+#include "k3/plan/report/words.h"
 
 namespace k3::plan {
 namespace {
 
-using report::unit_text;
+using namespace words;
 
-std::string time(double seconds) { return unit_text(seconds, Unit::seconds); }
-std::string gigabytes(double bytes) {
-  return std::abs(bytes) >= 1e8 ? fmt::format("{:.1f} GB", bytes / 1e9) : fmt::format("{:.1f} MB", bytes / 1e6);
-}
-std::string count(double value) { return value >= 100 ? format_grouped(std::llround(value)) : fmt::format("{:.1f}", value); }
-std::string percent(double share) { return fmt::format("{:.0f} %", 100 * share); }
-std::string signed_percent(double share) { return fmt::format("{:+} %", std::lround(100 * share)); }
-std::string price(double value) { return value >= 100 ? fmt::format("{:.0f}", value) : fmt::format("{:.2f}", value); }
 std::string band(const Band& b, double seconds) { return time(seconds * b.low) + " to " + time(seconds * b.high); }
 std::string machines(const Scenario& s) { return fmt::format("{} {}", s.gpus, s.machine.hw.name); }
 
@@ -75,7 +67,7 @@ ReportTable changes_table(const Scenario& s, const LayoutAnswer& chosen) {
       false};
   for (const Change& change : next_changes(s, chosen)) {
     const UserPoint& p = *change.answer.point;
-    table.rows.push_back({change.what, signed_percent(change.gain - 1), format_grouped(p.users),
+    table.rows.push_back({change.what, whole_percent(change.gain - 1), format_grouped(p.users),
                           p.tpot_p50 > 0 ? time(p.tpot_p50) : "-", count(p.tokens_per_second_gpu),
                           p.meets ? "met" : "missed", layout_text(change.answer.layout)});
   }
@@ -152,7 +144,7 @@ ReportTable comparison_table(const Plan& a, const Plan& b) {
   const LayoutAnswer *x = a.chosen(), *y = b.chosen();
   if (x == nullptr || y == nullptr || !x->point || !y->point) return table;
   const auto row = [&](const char* name, double u, double v, const auto& print) {
-    table.rows.push_back({name, print(u), print(v), signed_percent(v / u - 1)});
+    table.rows.push_back({name, print(u), print(v), whole_percent(v / u - 1)});
   };
   const UserPoint &p = *x->point, &q = *y->point;
   const auto whole = [](double value) { return format_grouped(std::llround(value)); };
@@ -180,8 +172,8 @@ ReportTable calibration_table(const Calibration& c) {
     const double seconds = row.point.seconds;
     table.rows.push_back({row.point.name,
                           row.moved.empty() ? "nothing" : fmt::format("{} x {:.2f}", row.moved, row.moved_by), time(seconds),
-                          time(row.before), time(row.after), signed_percent(row.after / seconds - 1),
-                          signed_percent(row.unseen / seconds - 1)});
+                          time(row.before), time(row.after), whole_percent(row.after / seconds - 1),
+                          whole_percent(row.unseen / seconds - 1)});
   }
   return table;
 }

@@ -87,23 +87,6 @@ std::vector<double> non_negative_least_squares(const std::vector<std::vector<dou
 
 }  // namespace
 
-StepPoint step_point(std::span<const StepPart> parts, double seconds) {
-  StepPoint out;
-  for (const StepPart& part : parts) {
-    if (part.decode) {
-      ++out.decode_rows;
-      out.decode_history_tokens += part.history_tokens;
-    } else {
-      ++out.prompts;
-      out.new_tokens += part.new_tokens;
-      out.key_pairs += static_cast<double>(part.new_tokens) *
-                       (static_cast<double>(part.history_tokens) + static_cast<double>(part.new_tokens) / 2);
-    }
-  }
-  out.seconds = seconds;
-  return out;
-}
-
 struct FittedClock::Sums {
   double tokens = 0, decode_rows = 0, prompts = 0, decode_history = 0, narrow_pairs = 0, wide_pairs = 0, wide_history = 0;
 

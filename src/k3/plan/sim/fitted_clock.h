@@ -27,7 +27,6 @@ struct StepPoint {
   double key_pairs = 0;                                // sum of new * (history + new / 2)
   double seconds = 0;
 };
-StepPoint step_point(std::span<const StepPart> parts, double seconds);
 
 class FittedClock final : public StepClock {
   static constexpr size_t kCaps = 11;

@@ -9,6 +9,24 @@ namespace {
 
 using testing::HasSubstr;
 
+// The sums that a point tells of a step.
+StepPoint step_point(std::span<const StepPart> parts, double seconds) {
+  StepPoint out;
+  for (const StepPart& part : parts) {
+    if (part.decode) {
+      ++out.decode_rows;
+      out.decode_history_tokens += part.history_tokens;
+    } else {
+      ++out.prompts;
+      out.new_tokens += part.new_tokens;
+      out.key_pairs += static_cast<double>(part.new_tokens) *
+                       (static_cast<double>(part.history_tokens) + static_cast<double>(part.new_tokens) / 2);
+    }
+  }
+  out.seconds = seconds;
+  return out;
+}
+
 // Weights read once for up to 16 tokens, then a cost for each; decodes read histories.
 double law(const StepPoint& p) {
   const auto tokens = static_cast<double>(p.decode_rows + p.new_tokens);

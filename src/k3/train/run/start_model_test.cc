@@ -79,17 +79,7 @@ TEST_F(StartModelTest, TheFirstLossIsTheModels) {
 }
 
 TEST_F(StartModelTest, ResumesWithTheSameLosses) {
-  const std::vector<double> whole = run_all(further(), root() + "/whole", 2);
-  for (const int64_t stop_at : {1, 3}) {
-    const std::string folder = root() + "/resumed";
-    fs::remove_all(folder);
-    std::atomic<bool> stop{false};
-    RunOptions options;
-    options.stop = &stop;
-    options.on_step = [&](const StepRecord& r, int64_t) { stop = r.step >= stop_at; };
-    EXPECT_EQ(static_cast<size_t>(stop_at), run_all(further(), folder, 2, options).size());
-    EXPECT_EQ(whole, run_all(further(), folder, 2)) << "stopped after " << stop_at;
-  }
+  expect_resumes(further(), {1, 3});
   EXPECT_TRUE(export_run(root() + "/resumed", root() + "/second", -1, false, 1).ok());
   EXPECT_LT(loss_of(root() + "/second", further()), loss_of(model(), further()));
 }

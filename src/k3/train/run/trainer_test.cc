@@ -24,17 +24,7 @@ TEST_F(TrainerTest, LearnsAndIsTheSameWhateverTheThreads) {
 }
 
 TEST_F(TrainerTest, ResumedRunsHaveTheLossesOfWholeOnes) {
-  const std::vector<double> whole = run_all(config(), root() + "/whole", 2);
-  for (const int64_t stop_at : {1, 7, 14, 17, 20, 29}) {
-    const std::string folder = root() + "/resumed";
-    fs::remove_all(folder);
-    std::atomic<bool> stop{false};
-    RunOptions options;
-    options.stop = &stop;
-    options.on_step = [&](const StepRecord& r, int64_t) { stop = r.step >= stop_at; };
-    EXPECT_EQ(static_cast<size_t>(stop_at), run_all(config(), folder, 2, options).size());
-    EXPECT_EQ(whole, run_all(config(), folder, 2)) << "stopped after " << stop_at;
-  }
+  expect_resumes(config(), {1, 7, 14, 17, 20, 29});
 }
 
 // As after a kill: lines in the log that no checkpoint knows, half a line, an unfinished checkpoint.

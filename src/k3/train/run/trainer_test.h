@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <filesystem>
+#include <initializer_list>
 #include <string>
 #include <vector>
 
@@ -86,6 +88,21 @@ class TrainerTest : public testing::Test {
     const Result<RunSummary> summary = (*trainer)->run();
     EXPECT_TRUE(summary.ok()) << summary.error().message;
     return losses_in(folder);
+  }
+
+  // Stopped after each of those steps and started again, a run has the losses of the whole one. The last one's folder is root()/resumed.
+  static void expect_resumes(const TrainConfig& config, std::initializer_list<int64_t> stops) {
+    const std::vector<double> whole = run_all(config, root() + "/whole", 2);
+    for (const int64_t stop_at : stops) {
+      const std::string folder = root() + "/resumed";
+      std::filesystem::remove_all(folder);
+      std::atomic<bool> stop{false};
+      RunOptions options;
+      options.stop = &stop;
+      options.on_step = [&](const StepRecord& r, int64_t) { stop = r.step >= stop_at; };
+      EXPECT_EQ(static_cast<size_t>(stop_at), run_all(config, folder, 2, options).size());
+      EXPECT_EQ(whole, run_all(config, folder, 2)) << "stopped after " << stop_at;
+    }
   }
 
   static std::vector<double> losses_in(const std::string& folder) {
