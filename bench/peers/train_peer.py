@@ -10,7 +10,7 @@ before its loop; its model is FOLDER/../oracle/k3_torch.py. Its loop is replaced
 Documents are joined into one text a file, so that no border lies within a window: ours would begin anew at a border, the baseline would not.
 With --data (a folder of `k3 prepare`) instead of --text they are not, and the share of windows with a border is told.
 The first weights are drawn by k3 and read by the baseline as BF16 (k3 begins from the same in FP32). The optimizers are each side's own: both
-take Muon for matrices, head by head, and AdamW for the rest.
+take Muon for matrices, head by head, and AdamW for the rest. --recipe changes k3's, e.g. '{"embedding_decay": 0}' as the baseline has it.
 
 `--stages` does a part (inputs, k3, baseline, table), e.g. the two trainers on two GPUs (CUDA_VISIBLE_DEVICES). `--device cpu` tries the script
 out with a tiny model of your choice; the baseline's dry run has steps of 4 x 64 tokens.
@@ -51,7 +51,7 @@ def plain_text(path):
 def run_config(o, data, names, micro_batches):
     phase = {"name": "peer", "steps": o.steps, "sequence_tokens": o.sequence, "tokens_per_step": o.step_tokens, "micro_batches": micro_batches,
              "sources": [{"name": name} for name in names]}
-    recipe = dict(RATES, warmup=o.warmup / o.steps, minimum_rate=MINIMUM_RATE, balancing_rate=BALANCING_RATE)
+    recipe = RATES | {"warmup": o.warmup / o.steps, "minimum_rate": MINIMUM_RATE, "balancing_rate": BALANCING_RATE} | o.recipe
     return {"model": "model.json", "tokenizer": os.path.abspath(o.tokenizer), "data": os.path.abspath(data), "seed": o.seed, "phases": [phase],
             "recipe": recipe, "evaluate_tokens": o.sequence, "sample": {"tokens": 1}}
 
@@ -357,6 +357,7 @@ def parse(argv):
     p.add_argument("--step-tokens", type=int, default=131072)
     p.add_argument("--micro-batches", type=int, default=2)
     p.add_argument("--k3-micro-batches", type=int, nargs="+", help="of k3, each a run of its own (default: as the baseline)")
+    p.add_argument("--recipe", type=json.loads, default={}, help="fields of k3's recipe, as JSON")
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     p.add_argument("--json", help="write all figures, losses of every step among them")

@@ -176,7 +176,7 @@ def hostile_configs():
     refused(lambda c: c["phases"][0]["sources"][0].update(weight=-1), "weight")
     refused(lambda c: c["phases"][0]["sources"][0].update(weight=0), "weight")
     refused(lambda c: c["phases"][0]["sources"][1].update(share=1.5), "share")
-    for key in ("matrix_rate", "vector_rate", "embedding_rate", "minimum_rate", "warmup", "weight_decay", "clip", "qk_clip", "balancing_rate"):
+    for key in ("matrix_rate", "vector_rate", "embedding_rate", "minimum_rate", "warmup", "weight_decay", "embedding_decay", "clip", "qk_clip", "balancing_rate"):
         for value in (-1, "fast", 1e300):
             refused(lambda c, k=key, v=value: c.update(recipe={k: v}), "recipe." + key)
         refused(lambda c, k=key: c.update(recipe={k: 1}), raw=lambda t, k=key: t.replace('"%s": 1' % k, '"%s": NaN' % k), code=USAGE)

@@ -39,8 +39,8 @@ Result<Optimizer> Optimizer::create(TrainWeights& weights, const Recipe& recipe)
 void Optimizer::add_tensor(size_t index) {
   const TrainTensor& t = weights_->tensors[index];
   if (t.family->optimizer == OptimizerGroup::none || t.expert > 0) return;
-  const double decay = weight_decay(*t.family, recipe_.weight_decay);
   const bool table = t.family->id == ParamId::embed_tokens || t.family->id == ParamId::lm_head;
+  const double decay = weight_decay(*t.family, table ? recipe_.embedding_decay.value_or(recipe_.weight_decay) : recipe_.weight_decay);
   const bool by_muon = t.family->optimizer != OptimizerGroup::adamw && recipe_.matrices != MatrixOptimizer::adamw;
   if (!by_muon) {
     const double lr = table ? recipe_.embedding_rate : recipe_.vector_rate;

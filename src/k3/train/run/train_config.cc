@@ -149,6 +149,9 @@ Status read_recipe(const JsonNode& node, Recipe* recipe) {
   K3_TRY(fields.read("minimum_rate", 0.0, 1.0, &recipe->minimum_rate));
   K3_TRY(fields.read("warmup", 0.0, 1.0, &recipe->warmup));
   K3_TRY(fields.read("weight_decay", 0.0, 10.0, &recipe->weight_decay));
+  double embedding_decay = -1;  // not in the file
+  K3_TRY(fields.read("embedding_decay", 0.0, 10.0, &embedding_decay));
+  if (embedding_decay >= 0) recipe->embedding_decay = embedding_decay;
   K3_TRY(fields.read("clip", 1e-6, 1e9, &recipe->clip));
   K3_TRY(fields.read("qk_clip", 1e-3, 1e9, &recipe->qk_clip));
   K3_TRY(fields.read("balancing_rate", 0.0, 1.0, &recipe->balancing_rate));

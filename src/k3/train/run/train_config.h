@@ -46,6 +46,7 @@ struct Recipe {
   double minimum_rate = 0.02;  // of the peak, where the cosine ends
   double warmup = 0.01;        // share of a schedule's steps
   double weight_decay = 0.1, clip = 1.0, qk_clip = 100;
+  std::optional<double> embedding_decay;  // of embed_tokens and lm_head; absent: weight_decay
   Balancing balancing = Balancing::quantile;
   double balancing_rate = 1;   // quantile: how far towards the new bias; sign: the step
 };

@@ -7,11 +7,13 @@
 #include <atomic>
 #include <filesystem>
 #include <initializer_list>
+#include <limits>
 #include <string>
 #include <vector>
 
 #include "k3/base/file.h"
 #include "k3/base/threads.h"
+#include "k3/model/train/train_weights.h"
 #include "k3/train/data/prepare/prepare.h"
 #include "k3/train/run/tiny_model_test.h"
 #include "k3/train/run/trainer.h"
@@ -91,18 +93,43 @@ class TrainerTest : public testing::Test {
   }
 
   // Stopped after each of those steps and started again, a run has the losses of the whole one. The last one's folder is root()/resumed.
-  static void expect_resumes(const TrainConfig& config, std::initializer_list<int64_t> stops) {
-    const std::vector<double> whole = run_all(config, root() + "/whole", 2);
+  static void expect_resumes(const TrainConfig& config, std::initializer_list<int64_t> stops, Device device = {}) {
+    RunOptions options;
+    options.device = device;
+    const std::vector<double> whole = run_all(config, root() + "/whole", 2, options);
     for (const int64_t stop_at : stops) {
       const std::string folder = root() + "/resumed";
       std::filesystem::remove_all(folder);
       std::atomic<bool> stop{false};
-      RunOptions options;
-      options.stop = &stop;
-      options.on_step = [&](const StepRecord& r, int64_t) { stop = r.step >= stop_at; };
-      EXPECT_EQ(static_cast<size_t>(stop_at), run_all(config, folder, 2, options).size());
-      EXPECT_EQ(whole, run_all(config, folder, 2)) << "stopped after " << stop_at;
+      RunOptions stopped = options;
+      stopped.stop = &stop;
+      stopped.on_step = [&](const StepRecord& r, int64_t) { stop = r.step >= stop_at; };
+      EXPECT_EQ(static_cast<size_t>(stop_at), run_all(config, folder, 2, stopped).size());
+      EXPECT_EQ(whole, run_all(config, folder, 2, options)) << "stopped after " << stop_at;
     }
+  }
+
+  // Begun from a model with a NaN among its weights, a run ends at its first step, says so, and leaves no checkpoint.
+  static void expect_end_at_nan(Device device) {
+    const std::string first = root() + "/before_nan", model = root() + "/nan_model", folder = root() + "/nan";
+    run_all(config(), first, 2);
+    ASSERT_TRUE(export_run(first, model, -1, false, 1).ok());
+    TrainWeights weights = make_train_weights(config().model, DType::f32).value();
+    ASSERT_TRUE(read_train_weights(Checkpoint::open(model).value(), weights).ok());
+    weights.tensor(*weights.find("language_model.lm_head.weight")).f32()[0] = std::numeric_limits<float>::quiet_NaN();
+    ASSERT_TRUE(write_train_weights(weights, model, 1).ok());
+    RunOptions options;
+    options.folder = folder;
+    options.device = device;
+    ThreadPool pool(2);
+    const auto trainer = Trainer::create(config(R"(, "start": "nan_model")"), options, pool);
+    ASSERT_TRUE(trainer.ok()) << trainer.error().message;
+    const Result<RunSummary> summary = (*trainer)->run();
+    ASSERT_FALSE(summary.ok());
+    EXPECT_NE(std::string::npos, summary.error().message.find("step 1: the loss is not a number")) << summary.error().message;
+    EXPECT_NE(std::string::npos, summary.error().message.find("first in language_model.")) << summary.error().message;
+    EXPECT_TRUE(losses_in(folder).empty());
+    EXPECT_FALSE(path_exists(folder + "/checkpoints/step-1"));
   }
 
   static std::vector<double> losses_in(const std::string& folder) {
