@@ -1,6 +1,6 @@
 #!/bin/sh
 # Writes golden/ of a model in the released layout: make_goldens.sh [MODEL]     (default: models/k3-mini; minutes)
-# golden.json, logits_*.npy: a float64 forward in PyTorch (tools/oracle/golden.py); router_margins.json: one in NumPy, which first checks those
+# golden.json, logits_*.npy: a float64 forward in PyTorch (tools/oracle/golden.py); router_margins.json, router_experts.json: one in NumPy, which first checks those
 # logits (tools/oracle/k3_numpy_ref.py). Both read the stored weights with readers of their own. The validation ids of the golden.json that is
 # there stay. PYTHON names an interpreter with torch, numpy and regex (Debian: python3-torch python3-numpy python3-regex).
 set -eu
@@ -21,7 +21,7 @@ margins = json.load(open(folder + 'router_margins.json'))
 specials = json.load(open(sys.argv[1] + '/config.json'))['bos_token_id']
 answer = prompts['chat']['greedy_ids']
 closed = next((i for i, x in enumerate(answer) if x >= specials), None)
-print('rows whose router decides by 5.6e-4 or more:', {name: f'{sum(x >= 5.6e-4 for x in m)} of {len(m)}' for name, m in margins.items()})
+print('rows whose router decides by 1.2e-3 or more:', {name: f'{sum(x >= 1.2e-3 for x in m)} of {len(m)}' for name, m in margins.items()})
 if closed is None or closed < 5 or prompts['chat']['smallest_greedy_gap'] < 0.25:
     print('warning: tests/e2e asks this model', repr('What is the capital of France?'), 'and needs a closed answer of 5 to 32 tokens whose choices are 0.25 apart')
     sys.exit(1)

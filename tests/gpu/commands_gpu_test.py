@@ -3,7 +3,8 @@
 usage: commands_gpu_test.py PROGRAM MODEL_FOLDER [--device cpu]
 MODEL_FOLDER: models/k3-mini with its golden folder. Exit code 77: no GPU or no weights.
 Logits within 3e-2 (norm ratio) of float64, the same best token where the golden two best are more than 0.25 apart, nll within 0.02; ratio and nll
-without rows on which the router hardly decides (golden_gpu_test.cc says why)."""
+without rows on which the router hardly decides: with a gap below 1.2e-3, twice what BF16 moves it in the median (golden_gpu_test.cc looks at
+the experts themselves)."""
 import ast
 import array
 import json
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 
-RATIO, GAP, NLL, MARGIN = 3e-2, 0.25, 0.02, 5.6e-4
+RATIO, GAP, NLL, MARGIN = 3e-2, 0.25, 0.02, 1.2e-3
 
 
 def read_npy(path):

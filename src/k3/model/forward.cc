@@ -12,29 +12,57 @@ namespace {
 
 const LayerCache no_cache;  // in training
 
-// All layers. `prefix` [T, hidden] and `bank` [blocks, T, hidden] receive what the last mix reads; its blocks are returned.
-Result<int64_t> run_layers(const ops::Ctx& ctx, const Config& config, const WeightSource& source, const Batch& batch, const Tensor& prefix,
-                           const Tensor& bank) {
+int64_t block_count(const Config& config) {
+  const int64_t block = config.attn_res_block_size.value_or(0);
+  return block > 0 ? (config.num_hidden_layers + block - 1) / block : 0;
+}
+
+// What goes from layer to layer.
+struct Residual {
+  Tensor prefix, bank;  // [T, hidden], [blocks, T, hidden]
+  Tensor rest;          // of the prefix (attn_res.h), [T, hidden]; none where activations are FP32, and in training
+  Tensor input_rest;    // of a router's input, likewise
+  bool exact = true;    // rest is not read: nothing was rounded yet
+  int64_t banked = 0;   // rows of the bank that are there
+  Tensor output;        // [T, hidden], of sub-layers
+  Tensor pending;       // the last one's output, not yet in the prefix
+};
+
+Residual make_residual(const ops::Ctx& ctx, const Config& config, int64_t tokens) {
+  const auto rows = [&] { return ctx.workspace->tensor({tokens, config.hidden_size}, ctx.activation()); };
+  Residual s;
+  s.prefix = rows();
+  s.bank = ctx.workspace->tensor({block_count(config), tokens, config.hidden_size}, ctx.activation());
+  if (ctx.activation() == DType::bf16 && !ctx.training) {
+    s.rest = rows();
+    // Of one token it costs nothing (gemm_one_sm90.cu); of many it would be another product, and a row to write.
+    if (config.num_experts > 0 && tokens == 1) s.input_rest = rows();
+  }
+  s.output = rows();
+  return s;
+}
+
+// All layers; afterwards `s` has what the last mix reads.
+Status run_layers(const ops::Ctx& ctx, const Config& config, const WeightSource& source, const Batch& batch, Residual& s) {
   const Workspace::Scope scope(*ctx.workspace);
   const int64_t tokens = batch.token_count(), hidden = config.hidden_size;
   const auto eps = static_cast<float>(config.rms_norm_eps);
   const bool res = config.attn_res_block_size.has_value();
   const int64_t block = config.attn_res_block_size.value_or(1);
 
-  const Tensor input = ctx.workspace->tensor({tokens, hidden}, ctx.activation());   // of the sub-layer
-  const Tensor output = ctx.workspace->tensor({tokens, hidden}, ctx.activation());
-  Tensor mixed, delta;  // these two, or in training others for each sub-layer
-  int64_t banked = 0;
-  Tensor pending;  // the last sub-layer's output, not yet in the prefix
+  const Tensor input = ctx.workspace->tensor({tokens, hidden}, ctx.activation());  // of the sub-layer
+  Tensor mixed, delta;  // input and s.output, or in training others for each sub-layer
   // What stands before a sub-layer: its input is mixed from the banked rows and the prefix, and normed. The sub-layer's first products
   // compute it.
   const auto site = [&](const Tensor& query, const Tensor& norm, bool starts_block) {
     mixed = ops::fresh(ctx, input);
-    delta = ops::fresh(ctx, output);
-    ops::AttnResSite out = {.delta = pending,
-                            .prefix = prefix,
-                            .bank_to = starts_block ? bank.at(banked) : Tensor(),
-                            .blocks = bank.slice(0, banked),
+    delta = ops::fresh(ctx, s.output);
+    ops::AttnResSite out = {.delta = s.pending,
+                            .prefix = s.prefix,
+                            .rest = s.rest,
+                            .exact = s.exact,
+                            .bank_to = starts_block ? s.bank.at(s.banked) : Tensor(),
+                            .blocks = s.bank.slice(0, s.banked),
                             .query = query,
                             .norm = norm,
                             .eps = eps,
@@ -44,14 +72,15 @@ Result<int64_t> run_layers(const ops::Ctx& ctx, const Config& config, const Weig
       ops::attn_res_site(ctx, out);
       out = {.out = mixed};
     }
-    pending = {};
+    if (s.pending) s.exact = false;
+    s.pending = {};
     // The raw layer input is banked, not the mix.
-    if (starts_block) ++banked;
+    if (starts_block) ++s.banked;
     return out;
   };
 
   if (source.stream != nullptr) source.stream->begin_step(tokens);
-  K3_TRY(source.embedding(ctx, batch.tokens, prefix));
+  K3_TRY(source.embedding(ctx, batch.tokens, s.prefix));
   for (int64_t l = 0; l < config.num_hidden_layers; ++l) {
     K3_TRY_ASSIGN(const LayerWeights* const layer, source.layer(l));
     const LayerWeights& w = *layer;
@@ -61,12 +90,17 @@ Result<int64_t> run_layers(const ops::Ctx& ctx, const Config& config, const Weig
     const ops::AttnResSite attention = site(w.attention_res_query, w.input_norm, starts_block);
     // The sum restarts from the attention output alone.
     const bool kda = config.attention[static_cast<size_t>(l)] == AttentionKind::kda;
-    ops::region(ctx, starts_block ? prefix : delta, [&config, &w, &batch, &cache, kda, attention](const ops::Ctx& c, const Tensor& out) {
+    ops::region(ctx, starts_block ? s.prefix : delta, [&config, &w, &batch, &cache, kda, attention](const ops::Ctx& c, const Tensor& out) {
       kda ? kda_layer(c, config, w.kda, batch, cache, attention, out) : mla_layer(c, config, w.mla, batch, cache, attention, out);
     });
-    if (!starts_block) pending = delta;
+    if (starts_block) {
+      s.exact = true;
+    } else {
+      s.pending = delta;
+    }
 
-    const ops::AttnResSite mlp = site(w.mlp_res_query, w.post_attention_norm, false);
+    ops::AttnResSite mlp = site(w.mlp_res_query, w.post_attention_norm, false);
+    if (config.is_moe(l)) mlp.out_rest = s.input_rest;  // the router's
     Status done;
     ops::region(ctx, delta, [&config, &w, &done, l, stream = source.stream, mlp, moe = config.is_moe(l)](const ops::Ctx& c, const Tensor& out) {
       if (!moe) return mlp_layer(c, activation_of(config), w.mlp, mlp, out);
@@ -74,15 +108,9 @@ Result<int64_t> run_layers(const ops::Ctx& ctx, const Config& config, const Weig
       if (stream != nullptr) done = std::move(status);  // in memory nothing fails, and a region may be repeated after this frame
     });
     K3_TRY(std::move(done));
-    pending = delta;
+    s.pending = delta;
   }
-  if (pending) ops::add(ctx, pending, prefix);
-  return banked;
-}
-
-int64_t block_count(const Config& config) {
-  const int64_t block = config.attn_res_block_size.value_or(0);
-  return block > 0 ? (config.num_hidden_layers + block - 1) / block : 0;
+  return {};
 }
 
 }  // namespace
@@ -90,31 +118,42 @@ int64_t block_count(const Config& config) {
 Status forward(const ops::Ctx& ctx, const Config& config, const WeightSource& source, const Batch& batch,
                const Tensor& logits) {
   const Workspace::Scope scope(*ctx.workspace);
-  const int64_t tokens = batch.token_count(), hidden = config.hidden_size;
-  const auto eps = static_cast<float>(config.rms_norm_eps);
-  const Tensor prefix = ctx.workspace->tensor({tokens, hidden}, ctx.activation());
-  const Tensor bank = ctx.workspace->tensor({block_count(config), tokens, hidden}, ctx.activation());
-  K3_TRY_ASSIGN(const int64_t banked, run_layers(ctx, config, source, batch, prefix, bank));
+  Residual s = make_residual(ctx, config, batch.token_count());
+  K3_TRY(run_layers(ctx, config, source, batch, s));
 
   // Only the rows that want logits pay for the last mix, the norm and lm_head.
   const auto rows = static_cast<int64_t>(batch.logit_rows.size());
-  const Tensor last = ctx.workspace->tensor({rows, hidden}, ctx.activation());
-  ops::gather_rows(ctx, prefix, batch.logit_rows, last);
-  const Tensor last_bank = ctx.workspace->tensor({banked, rows, hidden}, ctx.activation());
-  for (int64_t b = 0; b < banked; ++b) ops::gather_rows(ctx, bank.at(b), batch.logit_rows, last_bank.at(b));
+  const bool all_rows = batch.token_count() == 1 && rows == 1;
+  const auto wanted = [&](const Tensor& from) {
+    if (all_rows) return from;
+    const Tensor to = ctx.workspace->tensor({rows, config.hidden_size}, ctx.activation());
+    ops::gather_rows(ctx, from, batch.logit_rows, to);
+    return to;
+  };
+  const Tensor prefix = wanted(s.prefix), rest = s.rest && !s.exact ? wanted(s.rest) : Tensor();
+  const Tensor bank = all_rows ? s.bank.slice(0, s.banked) : ctx.workspace->tensor({s.banked, rows, config.hidden_size}, ctx.activation());
+  for (int64_t b = 0; b < s.banked && !all_rows; ++b) ops::gather_rows(ctx, s.bank.at(b), batch.logit_rows, bank.at(b));
+  const Tensor delta = s.pending ? wanted(s.pending) : Tensor();  // last: on a GPU a site reads all else before the kernel right in front has ended
+  const Tensor last = ctx.workspace->tensor({rows, config.hidden_size}, ctx.activation());
   const WeightSet& all = source.globals();
-  ops::attn_res_site(
-      ctx, {.prefix = last, .blocks = last_bank, .query = all.output_res_query, .norm = all.final_norm, .eps = eps, .out = last});
+  ops::attn_res_site(ctx, {.delta = delta,
+                           .prefix = prefix,
+                           .rest = rest,
+                           .blocks = bank,
+                           .query = all.output_res_query,
+                           .norm = all.final_norm,
+                           .eps = static_cast<float>(config.rms_norm_eps),
+                           .out = last});
   return source.lm_head(ctx, last, logits);
 }
 
 Status forward_hidden(const ops::Ctx& ctx, const Config& config, const WeightSource& source, const Batch& batch, const Tensor& hidden) {
-  const Tensor prefix = ctx.workspace->tensor({batch.token_count(), config.hidden_size}, ctx.activation());
-  const Tensor bank = ctx.workspace->tensor({block_count(config), batch.token_count(), config.hidden_size}, ctx.activation());
-  K3_TRY_ASSIGN(const int64_t banked, run_layers(ctx, config, source, batch, prefix, bank));
+  Residual s = make_residual(ctx, config, batch.token_count());
+  K3_TRY(run_layers(ctx, config, source, batch, s));
+  if (s.pending) ops::add(ctx, s.pending, s.prefix);
   const WeightSet& all = source.globals();
-  ops::attn_res_site(ctx, {.prefix = prefix,
-                           .blocks = bank.slice(0, banked),
+  ops::attn_res_site(ctx, {.prefix = s.prefix,
+                           .blocks = s.bank.slice(0, s.banked),
                            .query = all.output_res_query,
                            .norm = all.final_norm,
                            .eps = static_cast<float>(config.rms_norm_eps),

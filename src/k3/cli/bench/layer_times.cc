@@ -156,7 +156,8 @@ class LayerTimer {
     const int64_t blocks = res ? (config_.num_hidden_layers + block - 1) / block : 0;
     const auto part = [this, res, block, blocks](const ops::Ctx& ctx, const Batch&) -> Status {
       const auto scratch = [&] { return ctx.workspace->tensor({tokens_, config_.hidden_size}, ctx.activation()); };
-      const Tensor prefix = scratch(), mixed = scratch();
+      const Tensor prefix = scratch(), mixed = scratch(), rest = ctx.activation() == DType::bf16 ? scratch() : Tensor();
+      bool exact = true;
       const Tensor bank = ctx.workspace->tensor({blocks, tokens_, config_.hidden_size}, ctx.activation());
       ops::copy(ctx, input(), prefix);
       int64_t banked = 0;
@@ -166,6 +167,8 @@ class LayerTimer {
         const auto site = [&](const Tensor& query, const Tensor& norm, bool starts_block, const Tensor& delta) {
           ops::attn_res_site(ctx, {.delta = delta,
                                    .prefix = prefix,
+                                   .rest = rest,
+                                   .exact = exact,
                                    .bank_to = starts_block ? bank.at(banked) : Tensor(),
                                    .blocks = bank.slice(0, banked),
                                    .query = query,
@@ -173,6 +176,7 @@ class LayerTimer {
                                    .eps = static_cast<float>(config_.rms_norm_eps),
                                    .out = mixed});
           if (starts_block) ++banked;
+          exact = starts_block || (exact && !delta);
         };
         site(w.attention_res_query, w.input_norm, starts, l > 0 ? input() : Tensor());
         site(w.mlp_res_query, w.post_attention_norm, false, starts ? Tensor() : input());

@@ -22,11 +22,16 @@ void attn_res(const Ctx& ctx, const Tensor& blocks, const Tensor& prefix, const 
 struct AttnResSite {
   Tensor delta = {};    // [T, hidden] or none: prefix += delta, rounded to the prefix's dtype
   Tensor prefix = {};   // [T, hidden]
+  // BF16 prefixes alone: [T, hidden] or none. What rounding cut off the prefix, read unless it is `exact`; with delta it is
+  // replaced, and the mix sees prefix and rest: 16 bits of the sum.
+  Tensor rest = {};
+  bool exact = false;
   Tensor bank_to = {};  // [T, hidden] or none: receives the prefix; not yet among `blocks`
   Tensor blocks = {};   // [N, T, hidden]; none or N = 0: only the norm
   Tensor query = {}, norm = {};
   float eps = 0;
-  Tensor out = {};  // [T, hidden]
+  Tensor out = {};       // [T, hidden]
+  Tensor out_rest = {};  // BF16 alone: [T, hidden] or none, for what rounding cuts off out: products of full precision meet both
 };
 void attn_res_site(const Ctx& ctx, const AttnResSite& site) noexcept;
 

@@ -50,6 +50,28 @@ __device__ __forceinline__ uint4 add8(const uint4& a, const uint4& b) {
   return pack8(x);
 }
 
+// A sum kept in two rows of BF16: `high` is the sum rounded, `low` what that cut off, rounded in turn; together 16 bits.
+__device__ __forceinline__ void unpack_split8(const uint4& high, const uint4& low, float (&out)[8]) {
+  float rest[8];
+  unpack8(high, out);
+  unpack8(low, rest);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) out[i] += rest[i];
+}
+// The sum and delta. keep: else low becomes zero, and high what add8 makes of it.
+__device__ __forceinline__ void add_split8(uint4& high, uint4& low, const uint4& delta, bool keep) {
+  float x[8], y[8];
+  unpack_split8(high, low, x);
+  unpack8(delta, y);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) x[i] += y[i];
+  high = pack8(x);
+  unpack8(high, y);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) x[i] -= y[i];
+  low = keep ? pack8(x) : uint4{};
+}
+
 // Read-only data that no thread of this launch writes.
 __device__ __forceinline__ uint4 load_once(const void* p) {
   uint4 out;

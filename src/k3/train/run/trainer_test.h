@@ -104,7 +104,9 @@ class TrainerTest : public testing::Test {
       RunOptions stopped = options;
       stopped.stop = &stop;
       stopped.on_step = [&](const StepRecord& r, int64_t) { stop = r.step >= stop_at; };
-      EXPECT_EQ(static_cast<size_t>(stop_at), run_all(config, folder, 2, stopped).size());
+      // On a GPU the step behind may be queued when it is told to stop, and is finished.
+      const auto done = static_cast<int64_t>(run_all(config, folder, 2, stopped).size());
+      EXPECT_TRUE(done == stop_at || (device.is_cuda() && done == stop_at + 1)) << done;
       EXPECT_EQ(whole, run_all(config, folder, 2, options)) << "stopped after " << stop_at;
     }
   }

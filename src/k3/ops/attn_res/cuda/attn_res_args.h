@@ -17,6 +17,9 @@ struct AttnResSite {
   int64_t delta_stride = 0;
   void* prefix_out = nullptr;  // where the sum goes; may be prefix; null: nowhere
   int64_t prefix_out_stride = 0;
+  const void* rest = nullptr;  // [T, hidden]: what rounding cut off the prefix; null: nothing
+  void* rest_out = nullptr;    // what rounding cuts off the sum; may be rest; null: P is the rounded sum
+  int64_t rest_stride = 0;     // of both
   void* bank_out = nullptr;  // a second place: the new row of the bank when a block ends
   int64_t bank_out_stride = 0;
 
@@ -29,7 +32,8 @@ struct AttnResSite {
   const float *inter_max = nullptr, *inter_sum = nullptr;  // [T]
 
   void* out = nullptr;
-  int64_t out_stride = 0;
+  int64_t out_stride = 0;      // of both
+  void* out_rest = nullptr;    // what rounding cuts off out; may be no other array here; null: nowhere
 
   bool dependent = false;  // programmatic launch: only delta may come from the kernel right before
 };

@@ -24,7 +24,7 @@ AttnResPlan attn_res_plan(int64_t tokens, int64_t hidden, int sources, const Dev
   const int64_t vectors = hidden / kVector;
   if (sources > kMostSources) {
     const auto threads = static_cast<int>(std::clamp<int64_t>(round_up(vectors, 32), 32, 512));
-    const auto shared = static_cast<int>(hidden * 2 + (threads / 32 + 1) * sources * 8);
+    const auto shared = static_cast<int>(hidden * 4 + (threads / 32 + 1) * sources * 8);
     return {AttnResKernel::any, 1, threads, static_cast<int>(tokens), 0, shared};
   }
   if (sources <= 2 && tokens > 2 * device.sm_count && vectors <= 1024) {
@@ -60,7 +60,11 @@ CudaStatus attn_res_cuda(const AttnResSite& s, const AttnResPlan& plan, Stream s
   check_rows(s.delta, s.delta_stride, "delta");
   check_rows(s.prefix_out, s.prefix_out_stride, "prefix_out");
   check_rows(s.bank_out, s.bank_out_stride, "bank_out");
+  check_rows(s.rest, s.rest_stride, "rest");
+  check_rows(s.rest_out, s.rest_stride, "rest_out");
+  K3_CHECK(s.rest == nullptr || s.prefix != nullptr, "attn_res: the rest of no prefix");
   check_rows(s.out, s.out_stride, "out");
+  check_rows(s.out_rest, s.out_stride, "out_rest");
   check_rows(s.query, 0, "query");
   check_rows(s.norm, 0, "norm");
   if (s.tokens == 0) return {};

@@ -4,14 +4,15 @@
 //           projection); norm [hidden] f32 or bf16. hidden is a multiple of 8, at most 16,384; rows are aligned to 16
 //           bytes.
 // Units:    strides in elements.
-// Memory:   prefix_out and bank_out receive P = prefix + delta, rounded once (prefix_out may be prefix); out is
-//           overwritten and may be delta. Without prefix P is delta; without both the mix is over the bank alone. With N
-//           = 0 out is (the norm of) P.
+// Memory:   prefix_out and bank_out receive P = prefix + rest + delta, rounded once (prefix_out may be prefix), rest_out what that
+//           cut off; the mix then sees both, 16 bits of P, and without rest_out the rounded P. out is overwritten and may be delta;
+//           out_rest receives what rounding cut off it.
+//           Without prefix P is delta; without both the mix is over the bank alone. With N = 0 out is (the norm of) P.
 // Threads:  asynchronous on the stream. As a dependent launch (programmatic) it reads everything but delta before the
 //           kernel right in front of it has ended: only delta may be that kernel's result.
 // Errors:   K3_CHECK on shapes and alignment; a launch that failed is in the CudaStatus.
 // Source:   kernels.md 6. The mix and its norm are FP32 and out is rounded once: norm ratio 3e-3 against attn_res_ref on
-//           the same BF16 rows (kernels.md 9). P is bit equal to an add of its own. Merge (inter_max): row 0 of the bank
+//           the same BF16 rows (kernels.md 9). P is bit equal to an add of its own, (prefix + rest) + delta in FP32. Merge (inter_max): row 0 of the bank
 //           is y1 of the inter-block part with mass inter_sum; h = (e^(m1-m) y1 + e^(sP-m) P) / (e^(m1-m) d1 + e^(sP-m)).
 #pragma once
 

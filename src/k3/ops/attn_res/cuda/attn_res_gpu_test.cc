@@ -13,6 +13,7 @@ namespace k3::ops::cuda {
 namespace {
 
 constexpr double kTolerance = 3e-3;  // kernels.md 9
+constexpr double kTwoRows = 5e-5;    // of out and out_rest: 16 bits, sums of up to 16,384 numbers in FP32
 constexpr float kEps = 1e-5F;
 
 struct Case {
@@ -23,12 +24,13 @@ struct Case {
   int64_t pad = 0;  // extra elements a row
   float query_scale = 1;
   std::optional<AttnResKernel> kernel = {};
+  bool rest = false, keep = false;  // what rounding cut off is there; is wanted
 };
 
 std::string name(const Case& c) {
-  return fmt::format("T={} hidden={} blocks={} prefix={} delta={} norm={}{} bank_out={} pad={} query={} kernel={}", c.tokens,
+  return fmt::format("T={} hidden={} blocks={} prefix={} delta={} norm={}{} bank_out={} pad={} query={} kernel={} rest={} keep={}", c.tokens,
                      c.hidden, c.blocks, c.prefix, c.delta, c.norm, c.norm_bf16 ? " bf16" : "", c.bank_out, c.pad,
-                     c.query_scale, c.kernel ? static_cast<int>(*c.kernel) : -1);
+                     c.query_scale, c.kernel ? static_cast<int>(*c.kernel) : -1, c.rest, c.keep);
 }
 
 // Rows of a [rows, hidden] array laid out with `stride`; what lies between keeps the poison.
@@ -76,15 +78,24 @@ double run(const Case& c) {
   const int64_t T = c.tokens, H = c.hidden, stride = H + c.pad;
   const std::vector<float> bank = random_bf16(c.blocks * T * H, 1), prefix = random_bf16(T * H, 2),
                            delta = random_bf16(T * H, 3, 0.5F);
+  std::vector<float> rest = random_bf16(T * H, 6, 1e-3F);
+  if (!c.rest) std::fill(rest.begin(), rest.end(), 0.0F);
   std::vector<float> query = random_normal(H, 4, c.query_scale / std::sqrt(static_cast<float>(H))), norm = random_bf16(H, 5);
-  std::vector<float> p(static_cast<size_t>(T * H));
-  for (size_t i = 0; i < p.size(); ++i)
-    p[i] = c.prefix && c.delta ? round_to_bf16(prefix[i] + delta[i]) : c.prefix ? prefix[i] : delta[i];
+  std::vector<float> p(static_cast<size_t>(T * H)), low = rest, sum = p;  // the sum rounded, what that cuts off, both
+  for (size_t i = 0; i < p.size(); ++i) {
+    p[i] = c.prefix ? prefix[i] : delta[i];
+    if (c.prefix && c.delta) {
+      const float x = (prefix[i] + rest[i]) + delta[i];
+      p[i] = round_to_bf16(x);
+      low[i] = c.keep ? round_to_bf16(x - p[i]) : 0;
+    }
+    sum[i] = p[i] + low[i];
+  }
   const bool with_prefix = c.prefix || c.delta;
 
   // attn_res_ref takes P as the last row; without P the last bank row takes its place.
   std::vector<float> want(p.size());
-  std::vector<float> rows = bank, last = p;
+  std::vector<float> rows = bank, last = sum;
   int64_t count = c.blocks;
   if (!with_prefix) {
     --count;
@@ -96,9 +107,9 @@ double run(const Case& c) {
   if (c.norm) rms_norm_ref(want_t, Tensor(norm.data(), DType::f32, {H}), kEps, want_t);
 
   const DeviceArray<uint16_t> d_bank(strided(bank, H, stride)), d_prefix(strided(prefix, H, stride)),
-      d_delta(strided(delta, H, stride));
+      d_delta(strided(delta, H, stride)), d_rest(strided(rest, H, stride));
   const DeviceArray<float> d_query(query), d_norm(norm);
-  const DeviceArray<uint16_t> d_norm_bf16(to_bf16(norm)), out(T * stride), bank_out(T * stride), prefix_out(T * stride);
+  const DeviceArray<uint16_t> d_norm_bf16(to_bf16(norm)), out(T * stride), out_rest(T * stride), bank_out(T * stride), prefix_out(T * stride);
   const bool in_place = c.pad == 0;
   const AttnResSite site{.tokens = T,
                          .hidden = H,
@@ -114,6 +125,9 @@ double run(const Case& c) {
                                        : in_place && c.prefix ? d_prefix.data()
                                                               : prefix_out.data(),
                          .prefix_out_stride = stride,
+                         .rest = c.rest ? d_rest.data() : nullptr,
+                         .rest_out = c.keep ? d_rest.data() : nullptr,
+                         .rest_stride = stride,
                          .bank_out = c.bank_out ? bank_out.data() : nullptr,
                          .bank_out_stride = stride,
                          .query = d_query.data(),
@@ -124,7 +138,8 @@ double run(const Case& c) {
                          .eps = kEps,
                          .norm_eps = kEps,
                          .out = out.data(),
-                         .out_stride = stride};
+                         .out_stride = stride,
+                         .out_rest = c.keep ? out_rest.data() : nullptr};
   const CudaStatus status = attn_res_cuda(site, plan_of(c, c.blocks + (with_prefix ? 1 : 0)), nullptr);
   EXPECT_TRUE(status.ok()) << to_status(status, "attn_res").error().message;
   gpu_sync();
@@ -141,15 +156,25 @@ double run(const Case& c) {
       }
     }
   }
+  if (c.keep) {
+    std::vector<float> both;
+    EXPECT_TRUE(unstride(out_rest.get(), H, stride, both));
+    for (size_t i = 0; i < both.size(); ++i) both[i] += got[i];
+    EXPECT_LE(norm_ratio(both, want), kTwoRows);
+  }
   if (with_prefix) {
     EXPECT_TRUE(unstride((in_place && c.prefix ? d_prefix : prefix_out).get(), H, stride, got));
     EXPECT_TRUE(got == p) << "P";
+    if (c.keep) {
+      EXPECT_TRUE(unstride(d_rest.get(), H, stride, got));
+      EXPECT_TRUE(got == low) << "what rounding cut off";
+    }
     if (c.bank_out) {
       EXPECT_TRUE(unstride(bank_out.get(), H, stride, got));
       EXPECT_TRUE(got == p) << "bank row";
     }
   }
-  for (const auto* array : {&d_bank, &d_prefix, &d_delta, &out, &bank_out, &prefix_out}) EXPECT_TRUE(array->guards_intact());
+  for (const auto* array : {&d_bank, &d_prefix, &d_delta, &d_rest, &out_rest, &out, &bank_out, &prefix_out}) EXPECT_TRUE(array->guards_intact());
   EXPECT_TRUE(d_bank.get() == strided(bank, H, stride)) << "the bank was written";
   return ratio;
 }
@@ -165,6 +190,7 @@ TEST(AttnResGpu, SanitizeSmallestShapes) {
       run({.tokens = 5, .hidden = hidden, .blocks = 3, .bank_out = true, .pad = 8, .kernel = kernel});
       run({.tokens = 2, .hidden = hidden, .blocks = 0, .kernel = kernel});
       run({.tokens = 2, .hidden = hidden, .blocks = 2, .prefix = false, .delta = false, .kernel = kernel});
+      for (const int blocks : {0, 1, 2}) run({.tokens = 3, .hidden = hidden, .blocks = blocks, .bank_out = true, .kernel = kernel, .rest = true, .keep = true});
     }
   }
 }
@@ -180,7 +206,40 @@ TEST(AttnResGpu, SanitizePlainKernel) {
       run({.tokens = 2, .hidden = hidden, .blocks = blocks, .delta = false, .norm = false, .kernel = AttnResKernel::any});
     }
     run({.tokens = 2, .hidden = hidden, .blocks = 0, .kernel = AttnResKernel::any});
+    run({.tokens = 2, .hidden = hidden, .blocks = 3, .pad = 8, .kernel = AttnResKernel::any, .rest = true, .keep = true});
+    run({.tokens = 2, .hidden = hidden, .blocks = 1, .delta = false, .kernel = AttnResKernel::any, .rest = true});
+    run({.tokens = 2, .hidden = hidden, .blocks = 1, .kernel = AttnResKernel::any, .keep = true});
   }
+}
+
+// A sum in two rows: read, kept, both, or read without a delta; more sources than the kernels in registers take, too.
+TEST(AttnResGpu, WhatRoundingCutsOff) {
+  K3_NEEDS_GPU();
+  double worst = 0;
+  for (const AttnResKernel kernel : {AttnResKernel::small, AttnResKernel::large, AttnResKernel::any, AttnResKernel::few}) {
+    for (const int blocks : {0, 1, 2, 5, 8}) {
+      for (const int64_t hidden : {40, 2304, 7168}) {
+        for (const int64_t pad : {0, 8}) {
+          const Case c{.tokens = 7, .hidden = hidden, .blocks = blocks, .bank_out = blocks % 2 == 0, .pad = pad, .kernel = kernel};
+          for (const auto& [rest, keep] : {std::pair{true, true}, {false, true}, {true, false}}) {
+            Case with = c;
+            with.rest = rest, with.keep = keep;
+            worst = std::max(worst, run(with));
+          }
+          Case read = c;
+          read.delta = false, read.rest = true;
+          worst = std::max(worst, run(read));
+        }
+      }
+    }
+  }
+  for (const int64_t tokens : {1, 2, 8, 20, 40, 300}) {
+    for (const int blocks : {0, 1, 8, 9, 33}) {
+      worst = std::max(worst, run({.tokens = tokens, .hidden = 7168, .blocks = blocks, .norm_bf16 = true, .rest = true, .keep = true}));
+      worst = std::max(worst, run({.tokens = tokens, .hidden = 2304, .blocks = blocks, .rest = true, .keep = true}));
+    }
+  }
+  report("a sum in two rows", worst);
 }
 
 TEST(AttnResGpu, EveryNumberOfBlocksEveryKernel) {

@@ -29,12 +29,20 @@ __global__ void __launch_bounds__(kThreads) site_plain(const __grid_constant__ A
   const int hidden = static_cast<int>(s.hidden), thread = static_cast<int>(threadIdx.x);
   const bool has_prefix = s.prefix != nullptr || s.delta != nullptr;
   const int sources = s.blocks + (has_prefix ? 1 : 0);
-  // Element i of a source; the last one is prefix + delta, rounded as it is stored.
+  // Element i of the sum, rounded, and of what that cuts off.
+  const auto sum_at = [&](int i, __nv_bfloat16& high, __nv_bfloat16& low) {
+    const float prefix = s.prefix != nullptr ? load(s.prefix, token * s.prefix_stride + i) : 0,
+                rest = s.rest != nullptr ? load(s.rest, token * s.rest_stride + i) : 0,
+                sum = s.delta != nullptr ? (prefix + rest) + load(s.delta, token * s.delta_stride + i) : prefix;
+    high = __float2bfloat16(sum);
+    low = __float2bfloat16(s.delta == nullptr ? rest : s.rest_out != nullptr ? sum - __bfloat162float(high) : 0);
+  };
+  // Of a source; the last one is the sum.
   const auto at = [&](int source, int i) {
     if (source < s.blocks) return load(s.bank, source * s.bank_block_stride + token * s.bank_stride + i);
-    const float sum = (s.prefix != nullptr ? load(s.prefix, token * s.prefix_stride + i) : 0) +
-                      (s.delta != nullptr ? load(s.delta, token * s.delta_stride + i) : 0);
-    return __bfloat162float(__float2bfloat16(sum));
+    __nv_bfloat16 high, low;
+    sum_at(i, high, low);
+    return __bfloat162float(high) + __bfloat162float(low);
   };
   float most = -INFINITY;
   for (int j = 0; j < sources; ++j) {
@@ -74,13 +82,19 @@ __global__ void __launch_bounds__(kThreads) site_plain(const __grid_constant__ A
   }
   for (int i = thread; i < hidden; i += kThreads) {
     const float norm = s.norm == nullptr ? 1 : s.norm_bf16 ? load(s.norm, i) : static_cast<const float*>(s.norm)[i];
-    const __nv_bfloat16 out = __float2bfloat16(mixed(i) * scale * norm);
+    const float value = mixed(i) * scale * norm;
+    const __nv_bfloat16 out = __float2bfloat16(value);
     if (has_prefix) {  // after its last use: prefix_out may be prefix
-      const __nv_bfloat16 sum = __float2bfloat16(at(s.blocks, i));
+      __nv_bfloat16 sum, low;
+      sum_at(i, sum, low);
       if (s.prefix_out != nullptr) static_cast<__nv_bfloat16*>(s.prefix_out)[token * s.prefix_out_stride + i] = sum;
+      if (s.rest_out != nullptr) static_cast<__nv_bfloat16*>(s.rest_out)[token * s.rest_stride + i] = low;
       if (s.bank_out != nullptr) static_cast<__nv_bfloat16*>(s.bank_out)[token * s.bank_out_stride + i] = sum;
     }
     static_cast<__nv_bfloat16*>(s.out)[token * s.out_stride + i] = out;
+    if (s.out_rest != nullptr) {
+      static_cast<__nv_bfloat16*>(s.out_rest)[token * s.out_stride + i] = __float2bfloat16(value - __bfloat162float(out));
+    }
   }
 }
 

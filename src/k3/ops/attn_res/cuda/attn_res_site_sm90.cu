@@ -53,16 +53,50 @@ __device__ __forceinline__ void mix8(const uint4& row, float weight, float (&h)[
 #pragma unroll
   for (int i = 0; i < 8; ++i) h[i] = fmaf(weight, x[i], h[i]);
 }
+// The same of a sum in two rows.
+__device__ __forceinline__ void score8(const uint4& row, const uint4& low, const float (&query)[8], float& dot, float& squares) {
+  float x[8];
+  unpack_split8(row, low, x);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    dot = fmaf(x[i], query[i], dot);
+    squares = fmaf(x[i], x[i], squares);
+  }
+}
+__device__ __forceinline__ void mix8(const uint4& row, const uint4& low, float weight, float (&h)[8]) {
+  float x[8];
+  unpack_split8(row, low, x);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) h[i] = fmaf(weight, x[i], h[i]);
+}
+// P, once it is there, to where it is wanted.
+__device__ __forceinline__ void store_sum(const AttnResSite& s, int64_t token, int64_t at, const uint4& high, const uint4& low) {
+  if (s.prefix_out != nullptr) store_row(s.prefix_out, s.prefix_out_stride, token, at, high);
+  if (s.rest_out != nullptr) store_row(s.rest_out, s.rest_stride, token, at, low);
+  if (s.bank_out != nullptr) store_row(s.bank_out, s.bank_out_stride, token, at, high);
+}
 __device__ __forceinline__ float sum_squares8(const float (&h)[8], float sum) {
 #pragma unroll
   for (int i = 0; i < 8; ++i) sum = fmaf(h[i], h[i], sum);
   return sum;
 }
-__device__ __forceinline__ uint4 normed8(const float (&h)[8], float factor, const float (&weight)[8]) {
+// What comes of the mix, and what rounding cuts off that.
+__device__ __forceinline__ void store_out(const AttnResSite& s, int64_t token, int64_t at, float (&y)[8]) {
+  const uint4 out = pack8(y);
+  store_row(s.out, s.out_stride, token, at, out);
+  if (s.out_rest == nullptr) return;
+  float rounded[8];
+  unpack8(out, rounded);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) y[i] -= rounded[i];
+  store_row(s.out_rest, s.out_stride, token, at, pack8(y));
+}
+__device__ __forceinline__ void store_normed(const AttnResSite& s, int64_t token, int64_t at, const float (&h)[8], float factor,
+                                             const float (&weight)[8]) {
   float y[8];
 #pragma unroll
   for (int i = 0; i < 8; ++i) y[i] = h[i] * factor * weight[i];
-  return pack8(y);
+  store_out(s, token, at, y);
 }
 
 // The score of source r in lane r (mine: r < kRows) becomes the weights of the mix, in all lanes.
@@ -107,7 +141,7 @@ __global__ void __launch_bounds__(kThreads, 1) site_small(const __grid_constant_
   const bool active = at < s.hidden, with_prefix = has_prefix(s);
   constexpr int kLast = kRows - 1, kFirst = kEarly ? kLast : kRows;  // rows of the first exchange
   uint4 x[kRows] = {};
-  uint4 delta = {};
+  uint4 delta = {}, low = {};  // low: of the last row
   float query[8] = {}, norm[8] = {};
   pdl_release();  // what follows reads weights, and waits before it reads more
   if (active) {  // none of this was written by the kernel right before
@@ -117,6 +151,7 @@ __global__ void __launch_bounds__(kThreads, 1) site_small(const __grid_constant_
       x[kLast] = load_once(row_of(s.bank, s.bank_block_stride, kLast, s.bank_stride * token + at));
     } else if (s.prefix != nullptr) {
       x[kLast] = *static_cast<const uint4*>(row_of(s.prefix, s.prefix_stride, token, at));
+      if (s.rest != nullptr) low = *static_cast<const uint4*>(row_of(s.rest, s.rest_stride, token, at));
     }
     if (!kEarly && s.delta != nullptr) delta = *static_cast<const uint4*>(row_of(s.delta, s.delta_stride, token, at));
     load_floats(s.query + at, query);
@@ -137,10 +172,9 @@ __global__ void __launch_bounds__(kThreads, 1) site_small(const __grid_constant_
     if (!with_prefix || !active) return;
     if (s.delta != nullptr) {
       if (kEarly) delta = *static_cast<const uint4*>(row_of(s.delta, s.delta_stride, token, at));
-      x[kLast] = s.prefix != nullptr ? add8(x[kLast], delta) : delta;
+      add_split8(x[kLast], low, delta, s.rest_out != nullptr);  // without a prefix: zeros
     }
-    if (s.prefix_out != nullptr) store_row(s.prefix_out, s.prefix_out_stride, token, at, x[kLast]);
-    if (s.bank_out != nullptr) store_row(s.bank_out, s.bank_out_stride, token, at, x[kLast]);
+    store_sum(s, token, at, x[kLast], low);
   };
   if constexpr (!kEarly) take_delta();
   // The mix over the first rows, with weights e^(score - top): kEarly, all of it but the last source is known before delta.
@@ -148,7 +182,13 @@ __global__ void __launch_bounds__(kThreads, 1) site_small(const __grid_constant_
   if constexpr (kFirst > 0) {
     float v[2 * kFirst] = {};
 #pragma unroll
-    for (int r = 0; r < kFirst; ++r) score8(x[r], query, v[r], v[kFirst + r]);
+    for (int r = 0; r < kFirst; ++r) {
+      if (r == kLast) {
+        score8(x[r], low, query, v[r], v[kFirst + r]);
+      } else {
+        score8(x[r], query, v[r], v[kFirst + r]);
+      }
+    }
     const float sum = warp_sums(v);
     if (cluster > 1) cluster_wait();
     if (cluster == 1) {
@@ -173,7 +213,14 @@ __global__ void __launch_bounds__(kThreads, 1) site_small(const __grid_constant_
     mass = warp_sum(e * of_lane);
     const float scale = kEarly ? e : e / mass;
 #pragma unroll
-    for (int r = 0; r < kFirst; ++r) mix8(x[r], __shfl_sync(0xFFFFFFFFU, scale, r), h);
+    for (int r = 0; r < kFirst; ++r) {
+      const float weight = __shfl_sync(0xFFFFFFFFU, scale, r);
+      if (r == kLast) {
+        mix8(x[r], low, weight, h);
+      } else {
+        mix8(x[r], weight, h);
+      }
+    }
   } else if (cluster > 1) {
     cluster_wait();
   }
@@ -181,7 +228,7 @@ __global__ void __launch_bounds__(kThreads, 1) site_small(const __grid_constant_
   if constexpr (kEarly) {
     take_delta();
     float last_dot = 0, last_squares = 0;
-    score8(x[kLast], query, last_dot, last_squares);
+    score8(x[kLast], low, query, last_dot, last_squares);
     last_dot = warp_sum(last_dot), last_squares = warp_sum(last_squares);
     if (cluster == 1) {
       if (lane == 0) shared.prefix[slot] = {last_dot, last_squares};
@@ -203,10 +250,10 @@ __global__ void __launch_bounds__(kThreads, 1) site_small(const __grid_constant_
     const float inverse = 1 / (bank_e * mass + last_e * last_mass);
 #pragma unroll
     for (int i = 0; i < 8; ++i) h[i] *= bank_e * inverse;
-    mix8(x[kLast], last_e * inverse, h);
+    mix8(x[kLast], low, last_e * inverse, h);
   }
   if (s.norm == nullptr) {
-    if (active) store_row(s.out, s.out_stride, token, at, pack8(h));
+    if (active) store_out(s, token, at, h);
     return;
   }
   const float partial = warp_sum(sum_squares8(h, 0));
@@ -222,7 +269,7 @@ __global__ void __launch_bounds__(kThreads, 1) site_small(const __grid_constant_
   for (int i = lane; i < slots; i += 32) sum += shared.norm[i];
   sum = warp_sum(sum);
   const float factor = rsqrtf(sum / static_cast<float>(s.hidden) + s.norm_eps);
-  if (active) store_row(s.out, s.out_stride, token, at, normed8(h, factor, norm));
+  if (active) store_normed(s, token, at, h, factor, norm);
 }
 
 template <int kRows>
@@ -232,7 +279,7 @@ __global__ void __launch_bounds__(kLargeThreads, 1) site_large(const __grid_cons
   const int tid = threadIdx.x, lane = tid & 31, warp = tid / 32, consumers = blockDim.x - 32, warps = consumers / 32;
   const int row_bytes = static_cast<int>(s.hidden) * 2, vectors = static_cast<int>(s.hidden) / 8;
   const uint32_t row_base = shared_address(shared), full = row_base + slots * row_bytes, empty = full + 8 * slots;
-  const bool with_prefix = has_prefix(s), two = s.prefix != nullptr && s.delta != nullptr;
+  const bool with_prefix = has_prefix(s), two = s.prefix != nullptr && s.delta != nullptr;  // rows of P beside `rest`
   if (tid == 0) {
     for (int i = 0; i < slots; ++i) {
       mbar_init(full + 8 * i, 1);
@@ -260,6 +307,7 @@ __global__ void __launch_bounds__(kLargeThreads, 1) site_large(const __grid_cons
       pdl_wait();  // the bank was not written by the kernel right before
       pdl_release();
       if (s.prefix != nullptr) load(row_of(s.prefix, s.prefix_stride, token));
+      if (s.rest != nullptr) load(row_of(s.rest, s.rest_stride, token));
       if (s.delta != nullptr) load(row_of(s.delta, s.delta_stride, token));
     }
     return;
@@ -282,11 +330,11 @@ __global__ void __launch_bounds__(kLargeThreads, 1) site_large(const __grid_cons
     __syncwarp();
     if (lane == 0) mbar_arrive(empty + 8 * which);
   };
-  const auto store = [&](void* to, int64_t stride, int64_t token, const uint4(&x)[2]) {
-#pragma unroll
-    for (int c = 0; c < 2; ++c) {
-      if (vector[c] < vectors) store_row(to, stride, token, 8 * vector[c], x[c]);
-    }
+  const auto read_next = [&](uint4(&x)[2]) {
+    mbar_wait(full + 8 * slot, phase);
+    read(slot, x);
+    release(slot);
+    next();
   };
   pdl_release();  // in effect when the loading thread, too, has come so far
   constexpr int kLast = kRows - 1;
@@ -295,34 +343,33 @@ __global__ void __launch_bounds__(kLargeThreads, 1) site_large(const __grid_cons
     // Bank rows stay in the ring until they are mixed; the last source (P, or the last bank row) moves to registers.
     const int first = slot;
     float v[2 * kRows] = {};
-    uint4 last[2];
+    uint4 last[2], low[2] = {};
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
+    for (int r = 0; r < kLast; ++r) {
       uint4 x[2];
       mbar_wait(full + 8 * slot, phase);
       read(slot, x);
-      if (r == kLast) {
-        pdl_wait();
-        release(slot);
-        next();
-        if (with_prefix && two) {
-          uint4 delta[2];
-          mbar_wait(full + 8 * slot, phase);
-          read(slot, delta);
-          release(slot);
-          next();
-#pragma unroll
-          for (int c = 0; c < 2; ++c) x[c] = add8(x[c], delta[c]);
-        }
-        if (with_prefix && s.prefix_out != nullptr) store(s.prefix_out, s.prefix_out_stride, token, x);
-        if (with_prefix && s.bank_out != nullptr) store(s.bank_out, s.bank_out_stride, token, x);
-        last[0] = x[0], last[1] = x[1];
-      } else {
-        next();
-      }
+      next();
 #pragma unroll
       for (int c = 0; c < 2; ++c) score8(x[c], query[c], v[r], v[kRows + r]);
     }
+    read_next(last);
+    pdl_wait();
+    if (with_prefix) {
+      if (s.rest != nullptr) read_next(low);
+      if (two) {
+        uint4 delta[2];
+        read_next(delta);
+#pragma unroll
+        for (int c = 0; c < 2; ++c) add_split8(last[c], low[c], delta[c], s.rest_out != nullptr);
+      }
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        if (vector[c] < vectors) store_sum(s, token, 8 * vector[c], last[c], low[c]);
+      }
+    }
+#pragma unroll
+    for (int c = 0; c < 2; ++c) score8(last[c], low[c], query[c], v[kLast], v[kRows + kLast]);
     const float sum_of_warp = warp_sums(v);
     if (lane < 2 * kRows) part[parity][warp][lane] = sum_of_warp;
     named_barrier(1, consumers);
@@ -343,31 +390,37 @@ __global__ void __launch_bounds__(kLargeThreads, 1) site_large(const __grid_cons
       mix8(x[0], weight[r], h[0]);
       mix8(x[1], weight[r], h[1]);
     }
-    mix8(last[0], weight[kLast], h[0]);
-    mix8(last[1], weight[kLast], h[1]);
+    mix8(last[0], low[0], weight[kLast], h[0]);
+    mix8(last[1], low[1], weight[kLast], h[1]);
     if (s.norm != nullptr) {
       const float squares = warp_sum(sum_squares8(h[1], sum_squares8(h[0], 0)));
       if (lane == 0) norms[parity][warp] = squares;
       named_barrier(1, consumers);
       const float sum = warp_sum(lane < warps ? norms[parity][lane] : 0);
       const float factor = rsqrtf(sum / static_cast<float>(s.hidden) + s.norm_eps);
-      store(s.out, s.out_stride, token, {normed8(h[0], factor, norm[0]), normed8(h[1], factor, norm[1])});
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        if (vector[c] < vectors) store_normed(s, token, 8 * vector[c], h[c], factor, norm[c]);
+      }
     } else {
-      store(s.out, s.out_stride, token, {pack8(h[0]), pack8(h[1])});
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        if (vector[c] < vectors) store_out(s, token, 8 * vector[c], h[c]);
+      }
     }
   }
 }
 
 // One or two sources and many tokens: a block a token, several blocks a multiprocessor, rows in registers as BF16.
 template <int kRows>
-__global__ void __launch_bounds__(kFewThreads, 4) site_few(const __grid_constant__ AttnResSite s) {
+__global__ void __launch_bounds__(kFewThreads, kRows == 1 ? 4 : 3) site_few(const __grid_constant__ AttnResSite s) {
   constexpr int kVectors = 4, kWarps = kFewThreads / 32;
   __shared__ float part[kWarps][2 * kRows], norms[kWarps];
   const int tid = threadIdx.x, lane = tid & 31, warp = tid / 32, warps = blockDim.x / 32;
   const int vectors = static_cast<int>(s.hidden) / 8;
   const int64_t token = blockIdx.x;
   const bool with_prefix = has_prefix(s);
-  uint4 x[kRows][kVectors] = {}, delta[kVectors] = {};
+  uint4 x[kRows][kVectors] = {}, delta[kVectors] = {}, low[kVectors] = {};  // low: of the last row
   const auto each = [&](auto&& take) {
 #pragma unroll
     for (int c = 0; c < kVectors; ++c) {
@@ -383,20 +436,34 @@ __global__ void __launch_bounds__(kFewThreads, 4) site_few(const __grid_constant
       x[r][c] = load_once(row_of(s.bank, s.bank_block_stride, r, s.bank_stride * token + at));
     }
     if (s.prefix != nullptr) x[kRows - 1][c] = *static_cast<const uint4*>(row_of(s.prefix, s.prefix_stride, token, at));
+    if (s.rest != nullptr) low[c] = *static_cast<const uint4*>(row_of(s.rest, s.rest_stride, token, at));
     if (s.delta != nullptr) delta[c] = *static_cast<const uint4*>(row_of(s.delta, s.delta_stride, token, at));
   });
+  const auto row_values = [&](int r, int c, float(&out)[8]) {
+    if (r == kRows - 1) {
+      unpack_split8(x[r][c], low[c], out);
+    } else {
+      unpack8(x[r][c], out);
+    }
+  };
   float v[2 * kRows] = {};
   each([&](int c, int64_t at) {
     if (with_prefix) {
-      uint4& p = x[kRows - 1][c];
-      if (s.delta != nullptr) p = s.prefix != nullptr ? add8(p, delta[c]) : delta[c];
-      if (s.prefix_out != nullptr) store_row(s.prefix_out, s.prefix_out_stride, token, at, p);
-      if (s.bank_out != nullptr) store_row(s.bank_out, s.bank_out_stride, token, at, p);
+      if (s.delta != nullptr) add_split8(x[kRows - 1][c], low[c], delta[c], s.rest_out != nullptr);  // without a prefix: zeros
+      store_sum(s, token, at, x[kRows - 1][c], low[c]);
     }
     float query[8];
     load_floats(s.query + at, query);
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) score8(x[r][c], query, v[r], v[kRows + r]);
+    for (int r = 0; r < kRows; ++r) {
+      float y[8];
+      row_values(r, c, y);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        v[r] = fmaf(y[i], query[i], v[r]);
+        v[kRows + r] = fmaf(y[i], y[i], v[kRows + r]);
+      }
+    }
   });
   const float sum_of_warp = warp_sums(v);
   if (lane < 2 * kRows) part[warp][lane] = sum_of_warp;
@@ -408,7 +475,12 @@ __global__ void __launch_bounds__(kFewThreads, 4) site_few(const __grid_constant
   weights_of<kRows>(s, token, score_of(s, total, total_squares), weight);
   const auto mixed = [&](int c, float(&h)[8]) {
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) mix8(x[r][c], weight[r], h);
+    for (int r = 0; r < kRows; ++r) {
+      float y[8];
+      row_values(r, c, y);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) h[i] = fmaf(weight[r], y[i], h[i]);
+    }
   };
   float squares = 0, factor = 1;
   if (s.norm != nullptr) {
@@ -427,7 +499,7 @@ __global__ void __launch_bounds__(kFewThreads, 4) site_few(const __grid_constant
     float h[8] = {}, norm[8] = {1, 1, 1, 1, 1, 1, 1, 1};
     mixed(c, h);
     if (s.norm != nullptr) load_norm(s, at, norm);
-    store_row(s.out, s.out_stride, token, at, normed8(h, factor, norm));
+    store_normed(s, token, at, h, factor, norm);
   });
 }
 
@@ -437,22 +509,21 @@ __global__ void __launch_bounds__(512) site_any(const __grid_constant__ AttnResS
   const int tid = threadIdx.x, lane = tid & 31, warp = tid / 32, warps = blockDim.x / 32;
   const int vectors = static_cast<int>(s.hidden) / 8, sources = s.blocks + (has_prefix(s) ? 1 : 0);
   const int64_t token = blockIdx.x;
-  uint4* prefix = reinterpret_cast<uint4*>(shared);
-  float2* part = reinterpret_cast<float2*>(shared + 2 * s.hidden);  // [warps + 1][sources]; the last row: weights
+  uint4 *prefix = reinterpret_cast<uint4*>(shared), *rest = prefix + vectors;
+  float2* part = reinterpret_cast<float2*>(shared + 4 * s.hidden);  // [warps + 1][sources]; the last row: weights
   float2* weights = part + warps * sources;
   pdl_wait();
   pdl_release();
   if (has_prefix(s)) {
     for (int i = tid; i < vectors; i += blockDim.x) {
-      uint4 p = {};
+      uint4 p = {}, low = {};
       if (s.prefix != nullptr) p = *static_cast<const uint4*>(row_of(s.prefix, s.prefix_stride, token, 8 * i));
+      if (s.rest != nullptr) low = *static_cast<const uint4*>(row_of(s.rest, s.rest_stride, token, 8 * i));
       if (s.delta != nullptr) {
-        const uint4 delta = *static_cast<const uint4*>(row_of(s.delta, s.delta_stride, token, 8 * i));
-        p = s.prefix != nullptr ? add8(p, delta) : delta;
+        add_split8(p, low, *static_cast<const uint4*>(row_of(s.delta, s.delta_stride, token, 8 * i)), s.rest_out != nullptr);
       }
-      prefix[i] = p;
-      if (s.prefix_out != nullptr) store_row(s.prefix_out, s.prefix_out_stride, token, 8 * i, p);
-      if (s.bank_out != nullptr) store_row(s.bank_out, s.bank_out_stride, token, 8 * i, p);
+      prefix[i] = p, rest[i] = low;
+      store_sum(s, token, 8 * i, p, low);
     }
   }
   const auto value = [&](int r, int i) {  // a thread reads the part of the prefix that it wrote
@@ -460,12 +531,13 @@ __global__ void __launch_bounds__(512) site_any(const __grid_constant__ AttnResS
                ? prefix[i]
                : __ldg(static_cast<const uint4*>(row_of(s.bank, s.bank_block_stride, r, s.bank_stride * token + 8 * i)));
   };
+  const auto low_of = [&](int r, int i) { return r == s.blocks ? rest[i] : uint4{}; };
   for (int r = 0; r < sources; ++r) {
     float v[2] = {};
     for (int i = tid; i < vectors; i += blockDim.x) {
       float query[8];
       load_floats(s.query + 8 * i, query);
-      score8(value(r, i), query, v[0], v[1]);
+      score8(value(r, i), low_of(r, i), query, v[0], v[1]);
     }
     const float dot = warp_sum(v[0]), squares = warp_sum(v[1]);
     if (lane == 0) part[warp * sources + r] = {dot, squares};
@@ -492,13 +564,13 @@ __global__ void __launch_bounds__(512) site_any(const __grid_constant__ AttnResS
   __syncthreads();
   float squares = 0;
   const auto mixed = [&](int i, float(&h)[8]) {
-    for (int r = 0; r < sources; ++r) mix8(value(r, i), weights[r].x, h);
+    for (int r = 0; r < sources; ++r) mix8(value(r, i), low_of(r, i), weights[r].x, h);
   };
   for (int i = tid; i < vectors; i += blockDim.x) {
     float h[8] = {};
     mixed(i, h);
     squares = sum_squares8(h, squares);
-    if (s.norm == nullptr) store_row(s.out, s.out_stride, token, 8 * i, pack8(h));
+    if (s.norm == nullptr) store_out(s, token, 8 * i, h);
   }
   if (s.norm == nullptr) return;
   squares = warp_sum(squares);
@@ -509,7 +581,7 @@ __global__ void __launch_bounds__(512) site_any(const __grid_constant__ AttnResS
     float h[8] = {}, norm[8];
     mixed(i, h);
     load_norm(s, 8 * i, norm);
-    store_row(s.out, s.out_stride, token, 8 * i, normed8(h, factor, norm));
+    store_normed(s, token, 8 * i, h, factor, norm);
   }
 }
 

@@ -70,6 +70,11 @@ void attn_res_site(const Ctx& ctx, const ops::AttnResSite& site) noexcept {
     s.prefix_out = site.prefix.data;
     s.prefix_out_stride = site.prefix.stride(0);
   }
+  if (site.rest) {
+    s.rest = site.exact ? nullptr : site.rest.data;
+    s.rest_out = site.delta ? site.rest.data : nullptr;
+    s.rest_stride = site.rest.stride(0);
+  }
   if (site.bank_to) {
     s.bank_out = site.bank_to.data;
     s.bank_out_stride = site.bank_to.stride(0);
@@ -80,6 +85,7 @@ void attn_res_site(const Ctx& ctx, const ops::AttnResSite& site) noexcept {
   s.eps = s.norm_eps = site.eps;
   s.out = site.out.data;
   s.out_stride = site.out.stride(0);
+  s.out_rest = site.out_rest.data;
   // Bank and prefix are read before the kernel right before has ended. With a delta they are older, and the kernel that makes the
   // delta lets this one start only when all before it is complete (gemm_dispatch.cc; the experts do so, too).
   s.dependent = static_cast<bool>(site.delta);

@@ -203,8 +203,10 @@ bool one_serves(const GemmArgs& args) {  // BF16, aligned
 
 }  // namespace
 
-bool gemm_takes_site(const GemmArgs& args) {
-  if (args.tokens != 1 || plain_device() || args.in > kMostSiteColumns || args.in % kGemmKStep != 0 || !x_aligned(args)) return false;
+bool gemm_takes_site(const GemmArgs& args) { return args.in <= kMostSiteColumns && gemm_takes_split(args); }
+
+bool gemm_takes_split(const GemmArgs& args) {
+  if (args.tokens != 1 || plain_device() || args.in % kGemmKStep != 0 || !x_aligned(args)) return false;
   for (int i = 0; i < args.part_count; ++i) {
     const GemmPart& part = args.parts[static_cast<size_t>(i)];
     if (part.w.scheme != Scheme::bf16 || !aligned_16(part.w.data)) return false;
@@ -229,7 +231,9 @@ CudaStatus gemm_one_cuda(const GemmArgs& args, Stream stream) {
               .ring_bytes = config.ring_bytes(),
               .claims = config.claims ? args.claims : nullptr};
   const GemmSite& s = args.site;
-  rows.site = {s.prefix, s.delta, s.prefix_out, s.norm, s.norm_bf16, s.eps, s.out, s.counter};
+  rows.site = {s.prefix, s.delta, s.prefix_out, s.rest, s.rest_out, s.norm, s.norm_bf16, s.eps, s.out, s.counter};
+  rows.split = args.split;
+  rows.x_rest = args.x_rest;
   return {gemm_one_launch(rows, args.dependent, stream)};
 }
 
@@ -237,7 +241,7 @@ CudaStatus gemm_one_cuda(const GemmArgs& args, Stream stream) {
 
 CudaStatus gemm_cuda(const GemmArgs& args, const GemmPlans* plans, Stream stream) {
   check(args);
-  K3_CHECK(args.site.delta == nullptr || gemm_takes_site(args), "a site in front of {} tokens, {} columns", args.tokens, args.in);
+  K3_CHECK((args.site.delta == nullptr || gemm_takes_site(args)) && (!args.split || gemm_takes_split(args)), "a site in front of {} tokens, {} columns", args.tokens, args.in);
   if (args.tokens == 0) return {};
   GemmArgs streamed = args, rest = args, library = args;
   streamed.part_count = rest.part_count = library.part_count = 0;

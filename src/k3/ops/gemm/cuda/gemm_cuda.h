@@ -41,11 +41,13 @@ struct GemmPart {
   Weight up = {};  // set: y = glu(x w^T, x up^T), rounded once
 };
 
-// x is made in the same launch: sum = prefix + delta, rounded to BF16; x = sum * rsqrt(mean sum^2 + eps) * norm, rounded. All
-// [I], aligned to 16 bytes, of one token.
+// x is made in the same launch: sum = prefix + rest + delta, rounded to BF16, with rest_out to two rows of BF16; x = sum *
+// rsqrt(mean sum^2 + eps) * norm, rounded. All [I], aligned to 16 bytes, of one token.
 struct GemmSite {
   const void *prefix = nullptr, *delta = nullptr;  // delta: of the kernel before; prefix is older than that
   void* prefix_out = nullptr;                      // the sum; may be prefix
+  const void* rest = nullptr;                      // what rounding cut off the prefix; as old; null: nothing
+  void* rest_out = nullptr;                        // what it cuts off the sum; may be rest; null: nowhere
   const void* norm = nullptr;                      // bf16 or f32
   bool norm_bf16 = false;
   float eps = 0;
@@ -66,6 +68,9 @@ struct GemmArgs {
   Glu glu = {};                   // of parts with `up`
   uint32_t* claims = nullptr;     // a counter, zero before and after, for products of one token: blocks take rows as they finish
   GemmSite site = {};             // with delta: x is site.out; what gemm_takes_site
+  // One token, gemm_takes_split: x has 16 bits, those of the site's x or, without a site, of x + x_rest (as x).
+  bool split = false;
+  const void* x_rest = nullptr;
 };
 
 // Whether calls with `up` or other_x are served, by the stream kernel: BF16 weights, I a multiple of 32, few tokens.
@@ -73,8 +78,9 @@ constexpr bool gemm_fuses(int64_t tokens, int64_t in, Scheme scheme) {
   return tokens <= 16 && in % kGemmKStep == 0 && scheme == Scheme::bf16;
 }
 
-// Whether a call with a site is served.
+// Whether a call with a site, or with a split x, is served.
 bool gemm_takes_site(const GemmArgs& args);
+bool gemm_takes_split(const GemmArgs& args);
 
 // plans may be null: everything runs on the stream and the row kernel. Parts that follow each other in memory, w after w and
 // y after y in a row, are one product of the library.

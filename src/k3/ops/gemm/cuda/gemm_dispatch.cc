@@ -40,13 +40,27 @@ bool fuses(const Ctx& ctx, const Tensor& x, const Weight& w) {
 
 namespace {
 
+// What rounding cut off x, times the weights of products of full precision, to what they have.
+void add_rest(const Ctx& ctx, const Tensor& rest, std::span<const ops::LinearPart> parts) {
+  for (const ops::LinearPart& part : parts) {
+    if (!part.full_precision) continue;
+    GemmArgs args = args_of(ctx, rest);
+    args.part_count = 1;
+    args.parts[0] = part_of(rest, part.w, part.y);
+    args.parts[0].accumulate = true;
+    ctx.gpu->note(gemm_cuda(args, ctx.gpu->plans(), ctx.stream), "linear of what rounding cut off");
+  }
+}
+
 void many(const Ctx& ctx, const Tensor& x, std::span<const ops::LinearPart> parts, const ops::AttnResSite* site) {
   GemmArgs args = args_of(ctx, x);
   if (x.dim(0) == 0) return;
+  const Tensor rest = site != nullptr ? site->out_rest : Tensor();
   const bool fused = std::all_of(parts.begin(), parts.end(), [&](const ops::LinearPart& p) { return fuses(ctx, x, p.w); });
   if (needs_more(parts) && !fused) {
     if (site != nullptr) cuda::attn_res_site(ctx, *site);
     linear_in_steps(ctx, x, parts, [&](std::span<const ops::LinearPart> plain) { cuda::linear_many(ctx, x, plain); });
+    if (rest) add_rest(ctx, rest, parts);
     return;
   }
   // A sub-layer ends with a product of one weight. The site after it reads, before it waits, what the site before wrote; all
@@ -63,6 +77,8 @@ void many(const Ctx& ctx, const Tensor& x, std::span<const ops::LinearPart> part
     args.site = {.prefix = site->prefix.data,
                  .delta = site->delta.data,
                  .prefix_out = site->prefix.data,
+                 .rest = site->exact ? nullptr : site->rest.data,
+                 .rest_out = site->rest.data,
                  .norm = site->norm.data,
                  .norm_bf16 = site->norm.dtype == DType::bf16,
                  .eps = site->eps,
@@ -70,9 +86,12 @@ void many(const Ctx& ctx, const Tensor& x, std::span<const ops::LinearPart> part
                  .counter = ctx.gpu->site_counter()};
   } else if (site != nullptr) {
     cuda::attn_res_site(ctx, *site);
+    args.x_rest = rest.data;
   }
+  args.split = rest && gemm_takes_split(args);
   args.claims = ctx.gpu->claim_counter();
   ctx.gpu->note(gemm_cuda(args, ctx.gpu->plans(), ctx.stream), "linear");
+  if (rest && !args.split) add_rest(ctx, rest, parts);
 }
 
 }  // namespace

@@ -77,12 +77,12 @@ void check_two(int64_t tokens, int64_t in, int64_t rows) {
   }
 }
 
-// A residual sum and its norm in front, twice, so that the second finds what the first left.
-void check_site(int64_t in, int64_t pairs, bool norm_bf16) {
-  SCOPED_TRACE(fmt::format("I {} pairs {} norm {}", in, pairs, norm_bf16 ? "bf16" : "f32"));
-  std::vector<float> sum = random_bf16(in, 1), gain = random_bf16(in, 3);
+// A residual sum and its norm in front, twice, so that the second finds what the first left. keep: of what rounding cuts off, too.
+void check_site(int64_t in, int64_t pairs, bool norm_bf16, bool keep) {
+  SCOPED_TRACE(fmt::format("I {} pairs {} norm {} keep {}", in, pairs, norm_bf16 ? "bf16" : "f32", keep));
+  std::vector<float> high = random_bf16(in, 1), low(high.size()), sum(high.size()), gain = random_bf16(in, 3);
   const Matrix first(18, in, 4), gate(pairs, in, 5), up(pairs, in, 6);
-  const DeviceArray<uint16_t> prefix(to_bf16(sum)), gain_bf16(to_bf16(gain)), x(in), y(pairs);
+  const DeviceArray<uint16_t> prefix(to_bf16(high)), rest(in), gain_bf16(to_bf16(gain)), x(in), y(pairs);
   const DeviceArray<float> gain_f32(gain), y_first(18);
   const DeviceArray<uint32_t> counter(std::vector<uint32_t>{0});
   for (uint64_t pass = 0; pass < 2; ++pass) {
@@ -93,42 +93,82 @@ void check_site(int64_t in, int64_t pairs, bool norm_bf16) {
     args.parts[1] = {.w = gate.device(), .y = y.data(), .y_stride = pairs};
     args.parts[1].up = up.device();
     args.site = {.prefix = prefix.data(), .delta = delta.data(), .prefix_out = prefix.data(), .norm_bf16 = norm_bf16, .eps = 1e-5F, .out = x.data(), .counter = counter.data()};
+    args.split = keep;
+    if (keep) args.site.rest = pass > 0 ? rest.data() : nullptr, args.site.rest_out = rest.data();
     args.site.norm = norm_bf16 ? static_cast<const void*>(gain_bf16.data()) : gain_f32.data();
     ASSERT_TRUE(gemm_takes_site(args));
     ASSERT_TRUE(gemm_cuda(args, nullptr, nullptr).ok());
     gpu_sync();
     double squares = 0;
     for (size_t i = 0; i < sum.size(); ++i) {
-      sum[i] = round_to_bf16(sum[i] + more[i]);
+      const float total = (high[i] + low[i]) + more[i];
+      high[i] = round_to_bf16(total);
+      low[i] = keep ? round_to_bf16(total - high[i]) : 0;
+      sum[i] = high[i] + low[i];
       squares += static_cast<double>(sum[i]) * static_cast<double>(sum[i]);
     }
-    EXPECT_EQ(from_bf16(prefix.get()), sum);
+    EXPECT_EQ(from_bf16(prefix.get()), high);
+    if (keep) {
+      EXPECT_EQ(from_bf16(rest.get()), low);
+    }
     std::vector<float> normed(sum.size());
     for (size_t i = 0; i < sum.size(); ++i) {
       normed[i] = static_cast<float>(static_cast<double>(sum[i]) / std::sqrt(squares / static_cast<double>(in) + 1e-5) * static_cast<double>(gain[i]));
     }
     std::vector<float> got_x = from_bf16(x.get());
     EXPECT_LE(norm_ratio(got_x, normed), kOneRounding);
-    EXPECT_LE(norm_ratio(y_first.get(), first.product(got_x, 1)), 1e-5);
-    std::vector<float> gates = gate.product(got_x, 1), ups = up.product(got_x, 1), want(gates.size());
+    // Products of a split x see 16 bits of it: an error of 2^-17 a number.
+    std::vector<float>& seen = keep ? normed : got_x;
+    EXPECT_LE(norm_ratio(y_first.get(), first.product(seen, 1)), keep ? 3e-5 : 1e-5);
+    std::vector<float> gates = gate.product(seen, 1), ups = up.product(seen, 1), want(gates.size());
     glu_ref(matrix(gates.data(), 1, pairs), matrix(ups.data(), 1, pairs), {}, matrix(want.data(), 1, pairs));
     EXPECT_LE(norm_ratio(from_bf16(y.get()), want), kOneRounding);
     EXPECT_EQ(counter.get(), std::vector<uint32_t>{0});
-    EXPECT_TRUE(x.guards_intact() && y.guards_intact() && prefix.guards_intact() && y_first.guards_intact());
+    EXPECT_TRUE(x.guards_intact() && y.guards_intact() && prefix.guards_intact() && rest.guards_intact() && y_first.guards_intact());
   }
+}
+
+// One token, x in two rows, without a site.
+void check_split(int64_t in, int64_t rows) {
+  SCOPED_TRACE(fmt::format("I {} O {}", in, rows));
+  const std::vector<float> x = random_bf16(in, 1), rest = random_bf16(in, 2, 2e-3F);
+  std::vector<float> both(x.size());
+  for (size_t i = 0; i < x.size(); ++i) both[i] = x[i] + rest[i];
+  const Matrix w(rows, in, 3);
+  const DeviceArray<uint16_t> d_x(to_bf16(x)), d_rest(to_bf16(rest));
+  const DeviceArray<float> y(rows);
+  GemmArgs args{.x = d_x.data(), .tokens = 1, .in = in, .x_stride = in, .part_count = 1};
+  args.parts[0] = {.w = w.device(), .y = y.data(), .y_stride = rows, .y_dtype = DType::f32};
+  args.split = true, args.x_rest = d_rest.data();
+  ASSERT_TRUE(gemm_takes_split(args));
+  ASSERT_TRUE(gemm_cuda(args, nullptr, nullptr).ok());
+  gpu_sync();
+  EXPECT_LE(norm_ratio(y.get(), w.product(both, 1)), 1e-5);
+  EXPECT_TRUE(y.guards_intact());
+}
+
+TEST(GemmFusedGpu, SanitizeSplit) {
+  K3_NEEDS_GPU();
+  check_split(32, 3);
+  check_split(544, 40);
+  check_split(2304, 7000);
 }
 
 TEST(GemmFusedGpu, SanitizeSite) {
   K3_NEEDS_GPU();
-  check_site(32, 1, true);
-  check_site(544, 40, false);
+  for (const bool keep : {false, true}) {
+    check_site(32, 1, true, keep);
+    check_site(544, 40, false, keep);
+  }
 }
 
 TEST(GemmFusedGpu, SitesOfAllShapes) {
   K3_NEEDS_GPU();
-  check_site(2304, 1024, true);
-  check_site(2304, 7000, true);
-  check_site(4096, 1500, false);
+  for (const bool keep : {false, true}) {
+    check_site(2304, 1024, true, keep);
+    check_site(2304, 7000, true, keep);
+    check_site(4096, 1500, false, keep);
+  }
 }
 
 TEST(GemmFusedGpu, SanitizePairs) {

@@ -7,7 +7,8 @@
 // conflicts: the fragments of two mma.m16n8k16 whose K indices are renamed alike on both sides. Another warp adds the parts
 // of the eight in order.
 //
-// With a site in front, x is the norm of the running sum and of what the kernel before adds to it; every block computes it
+// A split x, two rows of BF16 that add up to it, is two columns of the same products: their N side is eight, of which one row takes
+// one. With a site in front, x is the norm of the running sum and of what the kernel before adds to it; every block computes it
 // anew, which takes less than a launch. The last block that has read the sum writes the new one.
 #include "k3/ops/cuda/beside.cuh"
 #include "k3/ops/cuda/once.cuh"
@@ -28,6 +29,7 @@ struct State {
   SiteShared site;
 };
 
+__device__ __forceinline__ uint32_t row_bytes(const Rows& p) { return (static_cast<uint32_t>(p.in) * 2 + 127) & ~127U; }  // of x in shared memory
 __device__ __forceinline__ uint32_t at(const uint64_t& bar) { return shared_address(&bar); }
 __device__ __forceinline__ void prefetch_l2(const void* from, uint32_t bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;\n" ::"l"(from), "r"(bytes) : "memory");
@@ -88,11 +90,11 @@ __device__ __forceinline__ void produce(const Rows& p, State& s, uint32_t ring) 
 }
 
 // This warp's columns of all groups.
-__device__ __forceinline__ void consume(const Rows& p, State& s, const uint8_t* x, const uint8_t* ring) {
+__device__ __forceinline__ void consume(const Rows& p, State& s, const uint8_t* x, const uint8_t* ring, int x_columns) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, q = lane % 4, groups = p.one.groups;
   const int steps = p.in / kGemmKStep, mine = warp < steps ? (steps - warp + kConsumers - 1) / kConsumers : 0;
   constexpr int kStride = kConsumers * kGemmKStep * 2, kBatch = 5;
-  const uint8_t* const x_mine = x + warp * kGemmKStep * 2 + 16 * q;
+  const uint8_t* const x_mine = x + (g == 1 && x_columns == 2 ? row_bytes(p) : 0) + warp * kGemmKStep * 2 + 16 * q;
 #pragma unroll 1
   for (int taken = 0;; ++taken) {
     const int stage = taken % groups, entry = taken % kSums;
@@ -112,7 +114,7 @@ __device__ __forceinline__ void consume(const Rows& p, State& s, const uint8_t* 
       for (int i = 0; i < kBatch; ++i) {
         const bool is = begin + i < mine;
         a[i] = is && is_row ? *reinterpret_cast<const uint4*>(w + (begin + i) * kStride) : uint4{0, 0, 0, 0};
-        b[i] = is && g == 0 ? *reinterpret_cast<const uint4*>(x_mine + (begin + i) * kStride) : uint4{0, 0, 0, 0};
+        b[i] = is && g < x_columns ? *reinterpret_cast<const uint4*>(x_mine + (begin + i) * kStride) : uint4{0, 0, 0, 0};
       }
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
@@ -121,7 +123,7 @@ __device__ __forceinline__ void consume(const Rows& p, State& s, const uint8_t* 
       }
     }
     warp_arrive(at(s.used[stage]), lane);
-    if (q == 0) s.sums[entry][warp][g] = acc[0][0] + acc[1][0];
+    if (q == 0) s.sums[entry][warp][g] = (acc[0][0] + acc[1][0]) + (acc[0][1] + acc[1][1]);  // the second column: zeros, or of the rest
     warp_arrive(at(s.summed[entry]), lane);
   }
 }
@@ -159,7 +161,7 @@ __global__ void __launch_bounds__(kThreads, 2) one_kernel(const __grid_constant_
   extern __shared__ __align__(128) uint8_t shared[];
   __shared__ __align__(8) State s;
   const int tid = threadIdx.x, warp = tid / 32;
-  const uint32_t x_at = shared_address(shared), ring = x_at + ((static_cast<uint32_t>(p.in) * 2 + 127) & ~127U);
+  const uint32_t x_at = shared_address(shared), ring = x_at + row_bytes(p) * (p.split ? 2 : 1);
   if (tid == kProducer * 32) {
     for (int i = 0; i < p.one.groups; ++i) mbar_init(at(s.full[i]), 1), mbar_init(at(s.used[i]), kConsumers * kWarpArrivals);
     for (int i = 0; i < kSums; ++i) mbar_init(at(s.summed[i]), kConsumers * kWarpArrivals), mbar_init(at(s.taken[i]), kWarpArrivals);
@@ -175,13 +177,16 @@ __global__ void __launch_bounds__(kThreads, 2) one_kernel(const __grid_constant_
   if (warp == kFinisher) return finish_groups(p, s);
   uint32_t arrived = 0;
   if constexpr (kSite) {
-    rows.norm_sum(p, s.site, x_at);
+    rows.norm_sum(p, s.site, x_at, p.split ? x_at + row_bytes(p) : 0);
     if (tid == 0) arrived = atomicInc(p.site.counter, gridDim.x - 1);  // the block has read the sum: a barrier ago
   } else {
-    for (int i = tid; i < p.in / 8; i += kColumnThreads) shared_store_16(x_at + 16 * i, load_16(static_cast<const uint16_t*>(p.x) + 8 * i));
+    for (int i = tid; i < p.in / 8; i += kColumnThreads) {
+      shared_store_16(x_at + 16 * i, load_16(static_cast<const uint16_t*>(p.x) + 8 * i));
+      if (p.split) shared_store_16(x_at + row_bytes(p) + 16 * i, load_16(static_cast<const uint16_t*>(p.x_rest) + 8 * i));
+    }
   }
   named_barrier(1, kColumnThreads);
-  consume(p, s, shared, shared + (ring - x_at));
+  consume(p, s, shared, shared + (ring - x_at), p.split ? 2 : 1);
   if constexpr (kSite) {
     if (tid == 0) s.site.last = arrived == gridDim.x - 1;
     named_barrier(1, kColumnThreads);
@@ -194,7 +199,7 @@ __global__ void __launch_bounds__(kThreads, 2) one_kernel(const __grid_constant_
 int gemm_one_launch(const Rows& rows, bool dependent, cudaStream_t stream) {
   const LaunchOptions options{.grid = dim3(static_cast<unsigned>(rows.tiles)),
                               .block = dim3(kThreads),
-                              .shared_bytes = (rows.in * 2 + 127) / 128 * 128 + rows.one.ring_bytes,
+                              .shared_bytes = (rows.in * 2 + 127) / 128 * 128 * (rows.split ? 2 : 1) + rows.one.ring_bytes,
                               .dependent = dependent};
   return rows.site.delta != nullptr ? launch_beside(one_kernel<true>, options, stream, rows) : launch_beside(one_kernel<false>, options, stream, rows);
 }

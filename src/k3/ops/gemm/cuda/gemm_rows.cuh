@@ -26,6 +26,8 @@ struct RowsGlu {
 struct RowsSite {
   const void *prefix = nullptr, *delta = nullptr;  // delta null: no site
   void* prefix_out = nullptr;
+  const void* rest = nullptr;
+  void* rest_out = nullptr;
   const void* norm = nullptr;
   bool norm_bf16 = false;
   float eps = 0;
@@ -55,6 +57,8 @@ struct Rows {
   RowsGlu glu;  // of pairs
   RowsOne one;
   RowsSite site;
+  const void* x_rest = nullptr;  // of the kernel of one token, without a site; split: x is two rows, x and what rounding cut off
+  bool split = false;
   RowsPart parts[6] = {};
 };
 

@@ -26,7 +26,7 @@ struct SiteShared {
 template <int kThreads>
 struct SiteRows {
   static constexpr int kVectors = 2;
-  uint4 sum[kVectors];
+  uint4 sum[kVectors], low[kVectors];
   float norm[kVectors][8];
 
   static __device__ __forceinline__ int column(int c) { return 8 * (static_cast<int>(threadIdx.x) + c * kThreads); }
@@ -36,6 +36,7 @@ struct SiteRows {
     for (int c = 0; c < kVectors; ++c) {
       const int i = column(c);
       sum[c] = load_16(static_cast<const uint16_t*>(p.site.prefix) + i, i < p.in);
+      low[c] = load_16(static_cast<const uint16_t*>(p.site.rest) + i, i < p.in && p.site.rest != nullptr);
       if (i >= p.in) continue;
       if (p.site.norm_bf16) {
         unpack8(__ldg(reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(p.site.norm) + i)), norm[c]);
@@ -47,17 +48,18 @@ struct SiteRows {
     }
   }
 
-  // The new sum here, x in shared memory and, by the first block, in s.out. With a barrier (1) before which all have read the sum.
-  __device__ __forceinline__ void norm_sum(const Rows& p, SiteShared& s, uint32_t x_at) {
+  // The new sum here, x in shared memory and, by the first block, in s.out; rest_at: where what rounding cuts off x goes, 0: nowhere.
+  // With a barrier (1) before which all have read the sum.
+  __device__ __forceinline__ void norm_sum(const Rows& p, SiteShared& s, uint32_t x_at, uint32_t rest_at) {
     float squares = 0;
     uint4 delta[kVectors];
 #pragma unroll
     for (int c = 0; c < kVectors; ++c) delta[c] = load_16(static_cast<const uint16_t*>(p.site.delta) + column(c), column(c) < p.in);
 #pragma unroll
     for (int c = 0; c < kVectors; ++c) {
-      sum[c] = add8(sum[c], delta[c]);
+      add_split8(sum[c], low[c], delta[c], p.site.rest_out != nullptr);
       float v[8];
-      unpack8(sum[c], v);
+      unpack_split8(sum[c], low[c], v);
 #pragma unroll
       for (int i = 0; i < 8; ++i) squares = fmaf(v[i], v[i], squares);
     }
@@ -73,11 +75,18 @@ struct SiteRows {
       const int i = column(c);
       if (i >= p.in) continue;
       float v[8];
-      unpack8(sum[c], v);
+      unpack_split8(sum[c], low[c], v);
 #pragma unroll
       for (int j = 0; j < 8; ++j) v[j] = v[j] * factor * norm[c][j];
       const uint4 x = pack8(v);
       shared_store_16(x_at + 2 * i, x);
+      if (rest_at != 0) {
+        float rounded[8];
+        unpack8(x, rounded);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) v[j] -= rounded[j];
+        shared_store_16(rest_at + 2 * i, pack8(v));
+      }
       if (blockIdx.x == 0) *reinterpret_cast<uint4*>(static_cast<uint16_t*>(p.site.out) + i) = x;
     }
   }
@@ -85,7 +94,9 @@ struct SiteRows {
   __device__ __forceinline__ void store_sum(const Rows& p) const {
 #pragma unroll
     for (int c = 0; c < kVectors; ++c) {
-      if (column(c) < p.in) *reinterpret_cast<uint4*>(static_cast<uint16_t*>(p.site.prefix_out) + column(c)) = sum[c];
+      if (column(c) >= p.in) continue;
+      *reinterpret_cast<uint4*>(static_cast<uint16_t*>(p.site.prefix_out) + column(c)) = sum[c];
+      if (p.site.rest_out != nullptr) *reinterpret_cast<uint4*>(static_cast<uint16_t*>(p.site.rest_out) + column(c)) = low[c];
     }
   }
 };
