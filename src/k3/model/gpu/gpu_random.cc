@@ -20,6 +20,7 @@ ops::ExpertBank bank_of(const Config& config) {
   ops::ExpertBank bank;
   bank.experts = config.local_expert_count();
   bank.first = static_cast<int32_t>(config.first_local_expert);
+  bank.routed = config.num_experts;
   bank.width = config.expert_width();
   bank.hidden = config.moe_intermediate_size;
   bank.scheme = config.experts_mxfp4 ? ops::Scheme::mxfp4 : ops::Scheme::bf16;

@@ -32,6 +32,7 @@ struct ExpertBank {
   Scheme scheme = Scheme::bf16;                // bf16 or mxfp4
   int64_t experts = 0, width = 0, hidden = 0;  // R, F
   int32_t first = 0;                           // id of the first: those of other ranks are skipped
+  int64_t routed = 0;                          // experts that tokens are routed to; 0: these
   const void* gate_up = nullptr;               // w1 and w3
   const void* down = nullptr;                  // w2
   const float* factors = nullptr;              // mxfp4

@@ -157,6 +157,7 @@ void grouped(const Ctx& ctx, const Tensor& z, const Tensor& ids, const Tensor& w
   g.tokens = static_cast<int>(tokens);
   g.topk = static_cast<int>(topk);
   g.first_expert = bank.first;
+  g.routed_experts = static_cast<int>(bank.routed);
   g.rows = ctx.workspace->tensor({tokens * topk, bank.width}, DType::bf16).data;
   g.workspace = ctx.workspace->bytes(moe_grouped_workspace_bytes(tokens, topk, bank.experts, bank.width, bank.hidden));
   if (bank.store == nullptr) {

@@ -6,6 +6,7 @@
 
 #include "k3/base/check.h"
 #include "k3/ops/cuda/tensor_map.h"
+#include "k3/ops/moe/cuda/moe_grouped_config.h"
 #include "k3/ops/moe/cuda/moe_plan_cuda.h"
 
 namespace k3::ops::cuda {
@@ -31,7 +32,7 @@ Parts parts_of(int64_t tokens, int64_t topk, int64_t experts, int64_t width, int
   };
   const int64_t slots = tokens * topk;
   p.header = take(sizeof(MoeGroupedHeader));
-  p.tiles = take(moe_max_tiles(tokens, topk, experts, moe_grouped_rows(MoeWeights::mxfp4)) * static_cast<int64_t>(sizeof(MoeTile)));
+  p.tiles = take(moe_max_tiles(tokens, topk, experts, kMoeGroupedLeastRows) * static_cast<int64_t>(sizeof(MoeTile)));
   p.offsets = take((experts + 1) * 4);
   p.row_slot = take(slots * 4);
   p.slot_row = take(slots * 4);
@@ -88,24 +89,36 @@ MoeGroupedGlu glu_of(const MoeGlu& g) {
   return out;
 }
 
-// Boxes of 64 columns of x [rows, columns].
-int set_maps(MoeGroupedGemm& gemm, void* x, int64_t rows, int columns) {
-  for (MoeGroupedMap* map : {&gemm.map32, &gemm.map8}) {
-    CUtensorMap out;
-    static_assert(sizeof(out) == sizeof(*map));
-    const int code =
-        encode_map(&out, {.base = x, .sizes = {columns, rows}, .strides = {1, columns}, .box = {64, map == &gemm.map32 ? 32 : 8}});
-    if (code != 0) return code;
-    std::memcpy(map, &out, sizeof(out));
-  }
-  return 0;
+// Boxes of `box` rows and 64 columns of x [rows, columns].
+int set_map(MoeGroupedGemm& gemm, void* x, int64_t rows, int columns, int box) {
+  CUtensorMap out;
+  static_assert(sizeof(out) == sizeof(gemm.map));
+  const int code = encode_map(&out, {.base = x, .sizes = {columns, rows}, .strides = {1, columns}, .box = {64, box}});
+  if (code == 0) std::memcpy(&gemm.map, &out, sizeof(out));
+  return code;
+}
+
+// The same of the weights, which are read where they lie or, with places, by addresses.
+int set_weights_map(MoeGroupedGemm& gemm, MoeWeights kind, int64_t experts) {
+  if (gemm.places.slot != nullptr) return 0;
+  CUtensorMap out;
+  const int code = encode_line_map(&out, {.base = gemm.weights,
+                                          .lines = gemm.unit_bytes / 128,
+                                          .rows = gemm.units,
+                                          .matrices = experts,
+                                          .row_bytes = gemm.unit_bytes,
+                                          .matrix_bytes = gemm.expert_bytes,
+                                          .box_lines = moe_grouped_unit_bytes(kind) / 128,
+                                          .box_rows = moe_grouped_units(kind)});
+  if (code == 0) std::memcpy(&gemm.weights_map, &out, sizeof(out));
+  return code;
 }
 
 }  // namespace
 
 bool moe_grouped_serves(MoeWeights kind, int64_t experts, int64_t width, int64_t hidden, const DeviceInfo& device) {
   const int64_t unit = kind == MoeWeights::mxfp4 ? 32 : 8;
-  return device.capability == 90 && device.sm_count >= 1 && experts >= 1 && experts <= kMoeMaxExperts && width >= unit &&
+  return device.capability == 90 && device.sm_count >= 2 && experts >= 1 && experts <= kMoeMaxExperts && width >= unit &&
          hidden >= unit && width % unit == 0 && hidden % unit == 0 && width <= 8192;
 }
 
@@ -143,7 +156,9 @@ CudaStatus moe_grouped_part_cuda(const MoeGroupedCuda& a, const MoeGroupedPart& 
   if (a.tokens == 0) return {};
   const MoeExpertsCuda& w = a.weights;
   const Places at = places_of(a);
-  if (const int code = moe_grouped_tiles_launch({at.offsets, part.begin, part.end, moe_grouped_rows(w.kind), w.places.slot, at.expert_slot,
+  const int routed = a.routed_experts > 0 ? a.routed_experts : w.experts;
+  const int rows = moe_grouped_width(w.kind, static_cast<double>(a.tokens) * a.topk / routed);
+  if (const int code = moe_grouped_tiles_launch({at.offsets, part.begin, part.end, rows, w.places.slot, at.expert_slot,
                                                  part.staged, at.header, at.tiles},
                                                 stream);
       code != 0)
@@ -160,8 +175,9 @@ CudaStatus moe_grouped_part_cuda(const MoeGroupedCuda& a, const MoeGroupedPart& 
   up.units = (w.hidden + 7) / 8;
   up.places = w.places;
   if (w.places.slot != nullptr) up.places.slot = at.expert_slot;
+  if (const int code = set_weights_map(up, w.kind, w.experts); code != 0) return {code};
   up.factors = w.kind == MoeWeights::mxfp4 ? w.factors : nullptr;
-  if (const int code = set_maps(up, at.z, slots, width); code != 0) return {code};
+  if (const int code = set_map(up, at.z, slots, width, moe_grouped_box(w.kind, rows)); code != 0) return {code};
   up.k = width;
   up.out = at.hidden;
   up.out_stride = hidden;
@@ -170,7 +186,7 @@ CudaStatus moe_grouped_part_cuda(const MoeGroupedCuda& a, const MoeGroupedPart& 
   up.tiles = at.tiles;
   up.header = at.header;
   up.glu = glu_of(a.glu);
-  if (const int code = run(up, false, blocks, stream); code != 0) return {code};
+  if (const int code = run(up, false, rows, blocks, stream); code != 0) return {code};
 
   MoeGroupedGemm down = up;
   down.weights = static_cast<const uint8_t*>(w.w2);
@@ -178,12 +194,13 @@ CudaStatus moe_grouped_part_cuda(const MoeGroupedCuda& a, const MoeGroupedPart& 
   down.expert_bytes = moe_packed_bytes(w.kind, w.width, w.hidden);
   down.unit_bytes = chunks_of(w.kind, w.hidden) * moe_chunk_bytes(w.kind);
   down.units = (w.width + 15) / 16;
-  if (const int code = set_maps(down, at.hidden, slots, hidden); code != 0) return {code};
+  if (const int code = set_weights_map(down, w.kind, w.experts); code != 0) return {code};
+  if (const int code = set_map(down, at.hidden, slots, hidden, moe_grouped_box(w.kind, rows)); code != 0) return {code};
   down.k = hidden;
   down.out = a.rows;
   down.out_stride = w.width;
   down.out_columns = w.width;
-  return {run(down, true, blocks, stream)};
+  return {run(down, true, rows, blocks, stream)};
 }
 
 CudaStatus moe_grouped_cuda(const MoeGroupedCuda& a, Stream stream) {

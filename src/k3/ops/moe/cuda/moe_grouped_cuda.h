@@ -29,6 +29,7 @@ struct MoeGroupedCuda {
   const int32_t* ids = nullptr;          // global; those outside [first_expert, first_expert + experts) are left out
   const int32_t* token_count = nullptr;  // on the device; null: `tokens`
   int tokens = 0, topk = 1, first_expert = 0;
+  int routed_experts = 0;  // that ids choose among; 0: those of weights
   void* rows = nullptr;
   void* workspace = nullptr;
 };

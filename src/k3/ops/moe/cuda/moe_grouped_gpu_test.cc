@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "k3/ops/moe/cuda/moe_experts_gpu_test.h"
+#include "k3/ops/moe/cuda/moe_grouped_config.h"
 #include "k3/ops/moe/cuda/moe_grouped_cuda.h"
 
 namespace k3::ops::cuda {
@@ -150,6 +151,18 @@ TEST(MoeGroupedCuda, RowsOfAnExpert) {
     check({.kind = kind, .width = 96, .hidden = 64, .rows = {136, 137, 144, 145, 152, 153, 160, 161, 167}}, 6);
     check({.kind = kind, .width = 96, .hidden = 64, .rows = {168, 169, 176, 177, 335, 336, 337, 338}}, 7);
   }
+}
+
+// Tiles of 168 BF16 rows, which overlapping boxes bring: one of an expert (the blocks of a cluster share its rows), two (they share
+// weights), three (both).
+TEST(MoeGroupedCuda, WidestTiles) {
+  K3_NEEDS_GPU();
+  const std::vector<int> rows = {150, 160, 161, 167, 168, 169, 170, 176, 177, 185, 192, 193, 200, 336, 337,
+                                 0,   1,   80,  87,  88,  89,  95,  96,  97,  104, 146, 155, 164};
+  const double average = std::accumulate(rows.begin(), rows.end(), 0.0) / static_cast<double>(rows.size());
+  ASSERT_EQ(moe_grouped_width(MoeWeights::bf16, average), 168);
+  check({.kind = MoeWeights::bf16, .width = 96, .hidden = 64, .rows = rows}, 51);
+  check({.kind = MoeWeights::bf16, .width = 528, .hidden = 328, .rows = rows}, 52);  // several tiles of weights, odd numbers of them
 }
 
 TEST(MoeGroupedCuda, Widths) {

@@ -8,11 +8,6 @@
 
 namespace k3::ops::cuda {
 
-constexpr int moe_grouped_rows(MoeWeights kind) {  // of a tile at most: the N side of wgmma
-  return kind == MoeWeights::bf16 ? 168 : 128;
-}
-constexpr int kMoeGroupedUnits = 16;  // units of 16 weight rows of a block: the M side, 256
-
 // At the start of the workspace; written by moe_grouped_tiles.
 struct MoeGroupedHeader {
   int32_t tiles;    // row tiles
@@ -24,7 +19,7 @@ struct MoeGroupedHeader {
 // `staged` on, in their order; the caller has copied them there.
 struct MoeGroupedTiles {
   const int32_t* offsets = nullptr;  // [experts + 1]
-  int begin = 0, end = 0, most = 0;  // most: rows of a tile, moe_grouped_rows
+  int begin = 0, end = 0, most = 0;  // most: rows of a tile
   const int32_t* places = nullptr;   // MoePlaces::slot
   int32_t* slot = nullptr;           // [experts]
   int staged = -1;                   // negative: they are read where they lie
@@ -41,6 +36,14 @@ struct MoeGroupedGather {
   int rows = 0, topk = 1, width = 0;
   void* out = nullptr;  // [rows, width rounded up to 32]
 };
+
+constexpr int moe_grouped_units(MoeWeights kind) { return kind == MoeWeights::bf16 ? 8 : 16; }  // of a copy of weights
+constexpr int moe_grouped_unit_bytes(MoeWeights kind) { return kind == MoeWeights::bf16 ? 2048 : 2176; }
+
+// Rows of a copy of a tile's rows. Blocks that share BF16 rows load half of them each, rounded up to the swizzle's 8.
+constexpr int moe_grouped_box(MoeWeights kind, int tile_rows) {
+  return kind == MoeWeights::bf16 ? (tile_rows + 15) / 16 * 8 : tile_rows;
+}
 
 struct alignas(64) MoeGroupedMap {  // a CUtensorMap
   unsigned char bytes[128];
@@ -62,7 +65,8 @@ struct MoeGroupedGemm {
   int64_t place_offset = 0;
   int units = 0;                        // of an expert
   const float* factors = nullptr;       // [experts, 4] or null
-  MoeGroupedMap map32 = {}, map8 = {};  // boxes of 32 and 8 rows by 64 columns of x, swizzled by 128 bytes
+  MoeGroupedMap map = {};               // boxes of moe_grouped_box rows by 64 columns of x, swizzled by 128 bytes
+  MoeGroupedMap weights_map = {};       // without places: boxes of a step's columns of moe_grouped_units units
   int k = 0;                            // columns of x, a multiple of 32
   void* out = nullptr;                  // bf16
   int64_t out_stride = 0;               // elements
@@ -89,7 +93,8 @@ struct MoeGroupedCombine {
 int moe_grouped_tiles_launch(const MoeGroupedTiles& tiles, CUstream_st* stream);
 int moe_grouped_gather_launch(const MoeGroupedGather& gather, CUstream_st* stream);
 int moe_grouped_combine_launch(const MoeGroupedCombine& combine, CUstream_st* stream);
-int moe_grouped_bf16_launch(const MoeGroupedGemm& gemm, bool down, int blocks, CUstream_st* stream);
-int moe_grouped_mxfp4_launch(const MoeGroupedGemm& gemm, bool down, int blocks, CUstream_st* stream);
+// rows: of a tile at most, one of moe_grouped_config.h.
+int moe_grouped_bf16_launch(const MoeGroupedGemm& gemm, bool down, int rows, int blocks, CUstream_st* stream);
+int moe_grouped_mxfp4_launch(const MoeGroupedGemm& gemm, bool down, int rows, int blocks, CUstream_st* stream);
 
 }  // namespace k3::ops::cuda
