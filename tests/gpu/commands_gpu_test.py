@@ -2,9 +2,8 @@
 
 usage: commands_gpu_test.py PROGRAM MODEL_FOLDER [--device cpu]
 MODEL_FOLDER: models/k3-mini with its golden folder. Exit code 77: no GPU or no weights.
-Logits within 3e-2 (norm ratio) of float64, the same best token where the golden two best are more than 0.25 apart, nll within 0.02; ratio and nll
-without rows on which the router hardly decides: with a gap below 1.2e-3, twice what BF16 moves it in the median (golden_gpu_test.cc looks at
-the experts themselves)."""
+The median row of logits within 3e-2 (norm ratio) of float64, the same best token where the golden two best are more than 0.25 apart, nll within 0.02.
+Of all rows the ratio is told alone: a token that goes to another expert is off by up to 0.3 (golden_gpu_test.cc looks at the experts themselves)."""
 import ast
 import array
 import json
@@ -16,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 
-RATIO, GAP, NLL, MARGIN = 3e-2, 0.25, 0.02, 1.2e-3
+RATIO, GAP, NLL = 3e-2, 0.25, 0.02
 
 
 def read_npy(path):
@@ -45,20 +44,18 @@ def logits_of(program, model, ids, out, *options):
     return read_npy(out)
 
 
-def check_rows(got, golden, ids, margins, what):
+def check_rows(got, golden, ids, what):
     def ratio(rows):
         return math.sqrt(sum((x - y) ** 2 for i in rows for x, y in zip(got[i], golden[i])) / sum(y * y for i in rows for y in golden[i]))
 
-    def nll(rows):
-        rows = [i for i in rows if i + 1 < len(ids)]
-        return sum(logsumexp(got[i]) - got[i][ids[i + 1]] - logsumexp(golden[i]) + golden[i][ids[i + 1]] for i in rows) / len(rows)
-
     rows = range(len(golden))
-    sure = [i for i in rows if margins[i] >= MARGIN]
+    scored = [i for i in rows if i + 1 < len(ids)]
+    nll = sum(logsumexp(got[i]) - got[i][ids[i + 1]] - logsumexp(golden[i]) + golden[i][ids[i + 1]] for i in scored) / len(scored)
+    median = sorted(ratio([i]) for i in rows)[len(rows) // 2]
     clear = [i for i in rows if sorted(golden[i])[-1] - sorted(golden[i])[-2] > GAP]
     equal = sum(golden[i][max(range(len(got[i])), key=got[i].__getitem__)] == max(golden[i]) for i in clear)
-    print(f"{what}: ratio {ratio(rows):.2e}, nll {nll(rows):+.4f}; {len(sure)} sure rows: {ratio(sure):.2e}, {nll(sure):+.4f}; best token {equal} of {len(clear)}")
-    assert ratio(sure) <= RATIO and equal == len(clear) and abs(nll(sure)) <= NLL, what
+    print(f"{what}: ratio {ratio(rows):.2e}, median row {median:.2e}, nll {nll:+.4f}; best token {equal} of {len(clear)}")
+    assert median <= RATIO and equal == len(clear) and abs(nll) <= NLL, what
 
 
 def main():
@@ -68,7 +65,6 @@ def main():
     if (device != "cpu" and shutil.which("nvidia-smi") is None) or not list(folder.glob("*.safetensors")):
         sys.exit(77)
     golden = json.loads((folder / "golden" / "golden.json").read_text())
-    margins = json.loads((folder / "golden" / "router_margins.json").read_text())
     on = ["--device", device]
     with tempfile.TemporaryDirectory(prefix="k3-commands-") as work:
         out = work + "/logits.npy"
@@ -77,7 +73,7 @@ def main():
             prompt = golden["prompts"][name]
             ids = (prompt["prompt_ids"] + prompt["greedy_ids"])[:len(want)]
             for how, more in (("whole", []), ("chunks of 7", ["--chunk", "7"]), ("deterministic", ["--deterministic"])):
-                check_rows(logits_of(program, model, ids, out, *on, *more), want, ids, margins[name], f"{name}, {how}")
+                check_rows(logits_of(program, model, ids, out, *on, *more), want, ids, f"{name}, {how}")
             a, b = (logits_of(program, model, ids, out, *on, "--deterministic", "--chunk", n) for n in ("5", "16"))
             assert a == b, "deterministic logits depend on the chunks"
     values = [json.loads(k3(program, "perplexity", model, "--ids", ",".join(map(str, golden["val_ids"])), "--json", "--device", d)) for d in (device, "cpu")]

@@ -57,7 +57,7 @@ typedef struct KdaLaunch {
   int32_t dependent;    // programmatic dependent launch: may start while the kernel before it in the stream still runs
   int32_t early_state;  // with it: all but the rows (slots, states, counts, windows) was complete before the kernel just
                         // before in the stream began
-  int32_t form;         // 0: kda_decode_config chooses; else one of its forms (tests and benches of decode)
+  int32_t form;         // 0: chosen; else, in tests and benches: one of kda_decode_config.h, of verify 1: without the copy engine
 } KdaLaunch;
 
 // The second factors of low-rank projections, BF16 [H * 128, 128], and what they meet, BF16 [B, 128]: z and gate are computed

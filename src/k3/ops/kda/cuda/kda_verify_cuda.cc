@@ -1,6 +1,7 @@
 #include "k3/ops/kda/cuda/kda_verify_cuda.h"
 
 #include "k3/base/check.h"
+#include "k3/ops/cuda/tensor_map.h"
 #include "k3/ops/kda/cuda/kda_decode_cuda.h"
 #include "k3/ops/kda/cuda/kda_verify_cuda.cuh"
 
@@ -28,6 +29,15 @@ void check_bulk_rows(const KdaRows& r) {  // bulk copies take 16 bytes at least
   }
 }
 
+// The copy engine knows no bounds but these, and slots are read from device memory: any number of them.
+int map_states(const KdaSlots& s, int64_t heads, CUtensorMap* map) {
+  return encode_map(map, {.base = s.state,
+                          .rank = 3,
+                          .sizes = {256, heads * 128, int64_t{1} << 24},
+                          .strides = {1, 256, 2 * s.state_stride},
+                          .box = {64, 128, 1}});
+}
+
 }  // namespace
 
 CudaStatus kda_verify_cuda(const KdaVerifyArgs& args, Stream stream) {
@@ -39,7 +49,9 @@ CudaStatus kda_verify_cuda(const KdaVerifyArgs& args, Stream stream) {
   check_window(args.window, args.commit, heads);
   check_bulk_rows(args.rows);
   K3_CHECK(args.offsets != nullptr, "kda_verify: no offsets");
-  return {kda_verify_launch(args, stream)};
+  CUtensorMap states;
+  const bool bulk = args.launch.form != 1 && args.slots.state_bf16 == 0 && args.window.max_tokens == 8 && map_states(args.slots, heads, &states) == 0;
+  return {kda_verify_launch(args, bulk ? &states : nullptr, stream)};
 }
 
 CudaStatus kda_commit_cuda(const KdaCommitArgs& args, Stream stream) {

@@ -30,6 +30,15 @@ __device__ __forceinline__ VerifyPair load_pair(const KdaVerifyArgs& args, int p
   return p;
 }
 
+template <int kTokens, class Block>
+__device__ __forceinline__ VerifyShared<kTokens>& shared_of(Block& block) {
+  if constexpr (std::is_same_v<Block, BulkBlock>) {
+    return block.shared;
+  } else {
+    return block;
+  }
+}
+
 template <int kTokens>
 __device__ __forceinline__ float* u_of(const KdaVerifyArgs& args, const VerifyPair& p) {
   return args.window.u + p.slot * args.window.u_stride + p.head * (kTokens * kDim);
@@ -54,12 +63,25 @@ __device__ __forceinline__ void conv_row(const KdaVerifyArgs& args, const Verify
   }
 }
 
-// Asks for everything but the state and the rows; the conv inputs before the window are those of conv state and old window.
+// Asks for the weights of a head: what a block can do before it knows the numbers of its request.
+template <int kTokens, bool kWindow>
+__device__ __forceinline__ void ask_weights(const KdaWeights& w, int head, const VerifyLane& l, VerifyShared<kTokens>& s) {
+  const int tid = static_cast<int>(threadIdx.x), channel = head * kDim, c = tid % kDim;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int part = 2 * i + l.warp / 4;
+    if (part < 3 && (kWindow || part == 1))
+      cp_async<16>(shared_address(&s.taps[part][32 * (c % 4) + c / 4]), w.taps[part] + (channel + c) * 4);
+  }
+  if (tid < 32) cp_async<16>(shared_address(&s.bias[4 * tid]), w.dt_bias + channel + 4 * tid);
+  if (kWindow && tid < 32) cp_async<16>(shared_address(&s.norm[4 * tid]), w.norm + 4 * tid);
+}
+
+// Asks for everything but weights, state and rows; the conv inputs before the window are those of conv state and old window.
 // Rows 9 .. 11 are the inputs of keys before the old window.
 template <int kTokens, bool kWindow>
 __device__ __forceinline__ void ask(const KdaVerifyArgs& args, const VerifyPair& p, const VerifyLane& l,
                                     VerifyShared<kTokens>& s) {
-  const int tid = static_cast<int>(threadIdx.x);
   const bool upper = l.lane >= 16;
   const int chunk = 8 * (l.lane % 16);
 #pragma unroll
@@ -70,14 +92,6 @@ __device__ __forceinline__ void ask(const KdaVerifyArgs& args, const VerifyPair&
     cp_async<16>(shared_address(upper ? &s.old_z[token][chunk] : &s.old_keys[3 + token][chunk]),
                  inputs_of(args, p, token, upper ? 3 : 1) + chunk);
   }
-  const int channel = p.head * kDim, c = tid % kDim;
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int part = 2 * i + l.warp / 4;
-    if (part < 3 && (kWindow || part == 1))
-      cp_async<16>(shared_address(&s.taps[part][32 * (c % 4) + c / 4]), args.weights.taps[part] + (channel + c) * 4);
-  }
-  if (tid < 32) cp_async<16>(shared_address(&s.bias[4 * tid]), args.weights.dt_bias + channel + 4 * tid);
   const int row = 2 * l.warp + upper;
   if (row >= 12) return;
   const int part = row < 9 ? row / 3 : 1, at = row < 9 ? p.accepted + row % 3 : row - 9;
@@ -189,14 +203,17 @@ __device__ __forceinline__ void store_outputs(const KdaVerifyArgs& args, const V
   }
 }
 
-// kWindow: false commits alone (args has then no rows and offsets, and of the weights what keys and decays take).
-template <class State, int kTokens, bool kWindow>
+// kWindow: false commits alone (args has then no rows and offsets, and of the weights what keys and decays take). kBulk: three quarters
+// of an FP32 state come by the copy engine; states: its map.
+template <class State, int kTokens, bool kWindow, bool kBulk>
 __global__ void __launch_bounds__(kVerifyThreads, kTokens == 8 ? 2 : 1)
-    kda_verify(const __grid_constant__ KdaVerifyArgs args) {
+    kda_verify(const __grid_constant__ KdaVerifyArgs args, const __grid_constant__ CUtensorMap states) {
+  using X = std::conditional_t<kBulk, BulkTile, Tile<State>>;
   constexpr int kGroups = kTokens / 8, kPer = kTokens / kVerifyWarps;
   static_assert(kVerifyWarps * 16 == kDim);
-  extern __shared__ __align__(128) uint8_t memory[];
-  VerifyBlock<State, kTokens>& s = *reinterpret_cast<VerifyBlock<State, kTokens>*>(memory);
+  extern __shared__ __align__(1024) uint8_t memory[];
+  auto& block = *reinterpret_cast<std::conditional_t<kBulk, BulkBlock, VerifyBlock<State, kTokens>>*>(memory);
+  auto& s = shared_of<kTokens>(block);
 
   int tid = 0, g = 0, t = 0;
   VerifyLane l;
@@ -210,30 +227,53 @@ __global__ void __launch_bounds__(kVerifyThreads, kTokens == 8 ? 2 : 1)
   const bool conv_bf16 = args.slots.conv_bf16 != 0;
   const auto tile_of = [&](int slot, int head) {
     return hold(static_cast<State*>(args.slots.state) + slot * args.slots.state_stride + head * (kDim * kDim) + l.warp * 16 * kDim +
-                Tile<State>::lane_offset(g, t));
+                X::lane_offset(g, t));
   };
   const bool early = args.launch.early_state != 0;
+  const int own_head = static_cast<int>(blockIdx.x) % args.weights.heads;
+  if constexpr (kWindow) ask_weights<kTokens, kWindow>(args.weights, own_head, l, s);
+  float beta[kPer] = {}, a_log = __ldg(args.weights.a_log + own_head);
   if (!early) pdl_wait();
   const VerifyPair p = load_pair<kTokens, kWindow>(args, static_cast<int>(blockIdx.x));
   if (!kWindow && p.accepted == 0 && p.export_slot < 0) return;
   State* const tile = tile_of(p.slot, p.head);
-  float beta[kPer] = {}, a_log = __ldg(args.weights.a_log + p.head);
+  if constexpr (!kWindow) ask_weights<kTokens, kWindow>(args.weights, own_head, l, s);
   if (kWindow && !early) ask_rows<kTokens>(args.rows, p, l, s, beta);
-  if (kWindow && tid < 32) cp_async<16>(shared_address(&s.norm[4 * tid]), args.weights.norm + 4 * tid);
   ask<kTokens, kWindow>(args, p, l, s);
-  Tile<State> x;
-  x.ring = s.ring[0] + tid;
-  const auto ask_state = [&] {
+  X x;
+  const auto ask_first = [&] {
+    if constexpr (kBulk) {
+      if (tid != kVerifyThreads - 32) return;
+      const uint32_t full = shared_address(&block.full);
+      if ((shared_address(memory) & 1023) != 0) __trap();
+      mbar_init(full, 1);
+      mbar_init_fence();
+      mbar_expect(full, kBoxes * kBoxBytes);
 #pragma unroll
-    for (int j = 0; j < 8; ++j) x.ask(tile, j);
+      for (int i = 0; i < kBoxes; ++i) tma_load_3d(shared_address(block.boxes[i]), &states, 64 * i, p.head * kDim, p.slot, full);
+    } else {
+      x.ring = block.ring[0] + tid;
+      x.ask_first(tile);
+    }
+  };
+  const auto wait_for_state = [&] {
+    cp_async_wait<0>();
+    if constexpr (kBulk) mbar_wait(shared_address(&block.full), 0);
+  };
+  const auto find_state = [&] {
+    if constexpr (kBulk) {
+      x.find(block.boxes[0], l.warp, g, t);
+    } else {
+      x.ring = block.ring[0] + tid;
+    }
   };
   if (early) {
-    ask_state();
+    ask_first();
     pdl_wait();
     if constexpr (kWindow) ask_rows<kTokens>(args.rows, p, l, s, beta);
   }
   cp_async_commit();
-  if (!early) ask_state();
+  if (!early) ask_first();
   cp_async_commit();
 
   if (!conv_bf16) {
@@ -262,7 +302,7 @@ __global__ void __launch_bounds__(kVerifyThreads, kTokens == 8 ? 2 : 1)
     for (int e = 0; e < 4; ++e) {
       const int token = 8 * n + t + 4 * (e / 2);
       const bool take = token < p.accepted;
-      u[n].set(e, take ? s.u[token][tile_row + g + 8 * (e % 2)] : 0.0F, mask);
+      u[n].set(e, take ? s.u[token][tile_row + X::first_row(g) + 8 * (e % 2)] : 0.0F, mask);
     }
   }
   const float rate = expf(a_log);
@@ -271,18 +311,20 @@ __global__ void __launch_bounds__(kVerifyThreads, kTokens == 8 ? 2 : 1)
   } else {
     token_factors<kTokens, kWindow, false>(args.weights.lower_bound, rate, p, l, beta, s);
   }
+  x.ask_rest(tile);
   if (p.export_slot >= 0) {
-    cp_async_wait<0>();
+    wait_for_state();
+    find_state();
     __syncthreads();
     if (tid >= kVerifyThreads / 2) commit_column<State, kTokens>(s, tid - kVerifyThreads / 2, p.boundary);
     __syncthreads();
     State* const to = tile_of(p.export_slot, p.head);
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      float block[2][4];
-      x.take(j, block);
-      commit_block<kGroups>(block, u, &s.commit[t][2 * g], s.commit_decay + 4 * t, j);
-      Tile<State>::store(to, j, block);
+      float part[2][4];
+      x.take(j, part);
+      commit_block<kGroups>(part, u, &s.commit[t][2 * g], s.commit_decay + 4 * t, j);
+      X::store(to, j, part);
     }
     for (int row = l.warp; row < 9; row += kVerifyWarps) {
       float h[4];
@@ -300,11 +342,11 @@ __global__ void __launch_bounds__(kVerifyThreads, kTokens == 8 ? 2 : 1)
 #pragma unroll
     for (int n = 0; n < kPer; ++n) pair_dots<kTokens>(s, l.warp + n * kVerifyWarps, l.lane);
   }
-  cp_async_wait<0>();
+  wait_for_state();
   __syncthreads();
 
   who();
-  x.ring = s.ring[0] + tid;
+  find_state();
   const float* const commit_right = &s.commit[t][2 * g];
   const float* const commit_decay = s.commit_decay + 4 * t;
   const float* const window = &s.window[0][g][2 * t];
@@ -313,14 +355,14 @@ __global__ void __launch_bounds__(kVerifyThreads, kTokens == 8 ? 2 : 1)
   const auto walk = [&](auto commits) {
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      float block[2][4];
-      x.take(j, block);
+      float part[2][4];
+      x.take(j, part);
       if constexpr (commits) {
-        commit_block<kGroups>(block, u, commit_right, commit_decay, j);
-        Tile<State>::store(tile, j, block);
+        commit_block<kGroups>(part, u, commit_right, commit_decay, j);
+        X::store(tile, j, part);
       }
       if constexpr (kWindow)
-        window_block<kGroups, sizeof(State) == 2>(block, keys, keys_rest, queries, window, j, mask);
+        window_block<kGroups, sizeof(State) == 2>(part, keys, keys_rest, queries, window, j, mask);
     }
   };
   if (p.accepted > 0) {
@@ -335,7 +377,7 @@ __global__ void __launch_bounds__(kVerifyThreads, kTokens == 8 ? 2 : 1)
       for (int e = 0; e < 4; ++e) keys[n][e] += keys_rest[0][n][e] + keys_rest[1][n][e];
     }
     who();
-    solve_window<kGroups>(s, keys, queries, l.warp * 16, l.lane);
+    solve_window<kGroups>(s, keys, queries, l.warp * 16 + X::first_row(g), l.lane);
   }
   pdl_release();
   if constexpr (kWindow) {
@@ -347,30 +389,37 @@ __global__ void __launch_bounds__(kVerifyThreads, kTokens == 8 ? 2 : 1)
   }
 }
 
-template <class State, int kTokens, bool kWindow>
-int launch_one(const KdaVerifyArgs& args, cudaStream_t stream) {
+template <class State, int kTokens, bool kWindow, bool kBulk>
+int launch_one(const KdaVerifyArgs& args, const CUtensorMap& states, cudaStream_t stream) {
   LaunchOptions o;
   o.grid = dim3(static_cast<unsigned>(args.batch * args.weights.heads));
   o.block = dim3(kVerifyThreads);
   o.dependent = args.launch.dependent != 0;
-  o.shared_bytes = static_cast<int>(sizeof(VerifyBlock<State, kTokens>));
-  return launch(kda_verify<State, kTokens, kWindow>, o, stream, args);
+  o.shared_bytes = static_cast<int>(kBulk ? sizeof(BulkBlock) : sizeof(VerifyBlock<State, kTokens>));
+  return launch(kda_verify<State, kTokens, kWindow, kBulk>, o, stream, args, states);
 }
 
+// states null: without the copy engine.
 template <bool kWindow>
-int launch_any(const KdaVerifyArgs& args, cudaStream_t stream) {
+int launch_any(const KdaVerifyArgs& args, const CUtensorMap* states, cudaStream_t stream) {
   if (args.batch * args.weights.heads == 0) return 0;
-  if (args.slots.state_bf16 != 0) {
-    return args.window.max_tokens == 8 ? launch_one<__nv_bfloat16, 8, kWindow>(args, stream)
-                                       : launch_one<__nv_bfloat16, 16, kWindow>(args, stream);
+  const CUtensorMap none{};
+  if constexpr (kWindow) {
+    if (states != nullptr) return launch_one<float, 8, true, true>(args, *states, stream);
   }
-  return args.window.max_tokens == 8 ? launch_one<float, 8, kWindow>(args, stream)
-                                     : launch_one<float, 16, kWindow>(args, stream);
+  if (args.slots.state_bf16 != 0) {
+    return args.window.max_tokens == 8 ? launch_one<__nv_bfloat16, 8, kWindow, false>(args, none, stream)
+                                       : launch_one<__nv_bfloat16, 16, kWindow, false>(args, none, stream);
+  }
+  return args.window.max_tokens == 8 ? launch_one<float, 8, kWindow, false>(args, none, stream)
+                                     : launch_one<float, 16, kWindow, false>(args, none, stream);
 }
 
 }  // namespace
 
-int kda_verify_launch(const KdaVerifyArgs& args, cudaStream_t stream) { return launch_any<true>(args, stream); }
+int kda_verify_launch(const KdaVerifyArgs& args, const CUtensorMap* states, cudaStream_t stream) {
+  return launch_any<true>(args, states, stream);
+}
 
 int kda_commit_launch(const KdaCommitArgs& args, cudaStream_t stream) {
   KdaVerifyArgs a{};
@@ -380,7 +429,7 @@ int kda_commit_launch(const KdaCommitArgs& args, cudaStream_t stream) {
   a.commit = args.commit;
   a.launch = args.launch;
   a.batch = args.batch;
-  return launch_any<false>(a, stream);
+  return launch_any<false>(a, nullptr, stream);
 }
 
 }  // namespace k3::ops::cuda

@@ -72,6 +72,13 @@ struct VerifyBlock : VerifyShared<kTokens> {
   float4 ring[sizeof(State) == 4 ? 2 * kRingBlocks : 1][kVerifyThreads];  // the lanes' pieces of a tile (Tile<float>)
 };
 
+// With boxes of the copy engine in place of the ring.
+struct BulkBlock {
+  float4 boxes[kRingBlocks / 2][kDim * 8];  // each a multiple of 1,024 bytes from the start
+  VerifyShared<8> shared;
+  uint64_t full;
+};
+
 struct VerifyLane {
   int warp, lane;
 };
@@ -108,24 +115,28 @@ __device__ __forceinline__ void mma_split(float (&d)[4], float (&rest)[4], float
 
 // ---- tiles: `at` is the lane's first element ----
 
-// A lane's part of its tile on the way: all of it is asked for at once. It arrives in registers (BF16; the last blocks of FP32)
-// or in shared memory (the first ones), where only this lane looks at it.
+// A lane's part of its tile on the way: the first blocks of FP32 come to shared memory, where only this lane looks at them, and are
+// asked for first; the rest comes to registers, and is asked for when the factors of the tokens are made and need none any more.
 template <class State>
 struct Tile;
 template <>
 struct Tile<float> {
   float4 raw[8 - kRingBlocks][2];
   float4* ring;  // [2 kRingBlocks][kVerifyThreads], of the lane
+  static __device__ __forceinline__ int first_row(int g) { return g; }
   static __device__ __forceinline__ int lane_offset(int g, int t) { return g * kDim + 4 * t; }
-  __device__ __forceinline__ void ask(const float* at, int j) {
+  __device__ __forceinline__ void ask_first(const float* at) const {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const float* const from = at + 8 * i * kDim + 16 * j;
-      if (j < kRingBlocks) {
-        cp_async<16>(shared_address(ring + (2 * j + i) * kVerifyThreads), from);
-      } else {
-        raw[j - kRingBlocks][i] = __ldcs(reinterpret_cast<const float4*>(from));
-      }
+    for (int j = 0; j < kRingBlocks; ++j) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) cp_async<16>(shared_address(ring + (2 * j + i) * kVerifyThreads), at + 8 * i * kDim + 16 * j);
+    }
+  }
+  __device__ __forceinline__ void ask_rest(const float* at) {
+#pragma unroll
+    for (int j = kRingBlocks; j < 8; ++j) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) raw[j - kRingBlocks][i] = __ldcs(reinterpret_cast<const float4*>(at + 8 * i * kDim + 16 * j));
     }
   }
   __device__ __forceinline__ void take(int j, float (&x)[2][4]) const {
@@ -141,16 +152,48 @@ struct Tile<float> {
     __stcs(reinterpret_cast<float4*>(at + 8 * kDim + 16 * j), make_float4(x[1][0], x[1][1], x[1][2], x[1][3]));
   }
 };
+// The same of FP32 with the first blocks brought by the copy engine, which leaves the path of loads and stores free (3 to 5 %). A box is 32 positions of 128 rows, a line of 128 bytes each,
+// swizzled; lanes 4 g .. 4 g + 3 have the rows first_row(g) and eight later, so that eight lanes meet no bank twice.
+constexpr int kBoxes = kRingBlocks / 2, kBoxBytes = kDim * 128;
+struct BulkTile {
+  float4 raw[8 - kRingBlocks][2];
+  const float4 *even, *odd;  // blocks 2 i, 2 i + 1 of box i
+  static __device__ __forceinline__ int first_row(int g) { return 4 * (g % 2) + g / 2; }
+  static __device__ __forceinline__ int lane_offset(int g, int t) { return first_row(g) * kDim + 4 * t; }
+  __device__ __forceinline__ void find(const float4* boxes, int warp, int g, int t) {
+    const int row = first_row(g), chunk = t ^ row;  // 16 bytes of a line; row: of 16, the swizzle takes it modulo 8
+    even = boxes + (16 * warp + row) * 8 + chunk;
+    odd = even + (chunk < 4 ? 4 : -4);
+  }
+  __device__ __forceinline__ void ask_rest(const float* at) {
+#pragma unroll
+    for (int j = kRingBlocks; j < 8; ++j) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) raw[j - kRingBlocks][i] = __ldcs(reinterpret_cast<const float4*>(at + 8 * i * kDim + 16 * j));
+    }
+  }
+  __device__ __forceinline__ void take(int j, float (&x)[2][4]) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float4 r = j < kRingBlocks ? (j % 2 == 0 ? even : odd)[j / 2 * (kBoxBytes / 16) + i * 64] : raw[j < kRingBlocks ? 0 : j - kRingBlocks][i];
+      x[i][0] = r.x, x[i][1] = r.y, x[i][2] = r.z, x[i][3] = r.w;
+    }
+  }
+  static __device__ __forceinline__ void store(float* at, int j, float (&x)[2][4]) { Tile<float>::store(at, j, x); }
+};
 template <>
 struct Tile<__nv_bfloat16> {
   uint4 raw[4][2];
   float4* ring;  // unused
+  static __device__ __forceinline__ int first_row(int g) { return g; }
   static __device__ __forceinline__ int lane_offset(int g, int t) { return g * kDim + 8 * t; }
-  // Two blocks at once, with the odd one.
-  __device__ __forceinline__ void ask(const __nv_bfloat16* at, int j) {
-    if (j % 2 == 0) return;
-    raw[j / 2][0] = __ldcs(reinterpret_cast<const uint4*>(at + 32 * (j / 2)));
-    raw[j / 2][1] = __ldcs(reinterpret_cast<const uint4*>(at + 8 * kDim + 32 * (j / 2)));
+  __device__ __forceinline__ void ask_first(const __nv_bfloat16*) const {}
+  __device__ __forceinline__ void ask_rest(const __nv_bfloat16* at) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {  // two blocks each
+      raw[j][0] = __ldcs(reinterpret_cast<const uint4*>(at + 32 * j));
+      raw[j][1] = __ldcs(reinterpret_cast<const uint4*>(at + 8 * kDim + 32 * j));
+    }
   }
   __device__ __forceinline__ void take(int j, float (&x)[2][4]) const {
 #pragma unroll
@@ -394,18 +437,18 @@ __device__ __forceinline__ void window_block(const float (&x)[2][4], float (&key
   }
 }
 
-// u and the outputs of the tile's rows from the window's products with the state: o becomes them.
+// u and the outputs of the tile's rows from the window's products with the state: o becomes them. row: the lane's first.
 template <int kGroups>
 __device__ __forceinline__ void solve_window(VerifyShared<8 * kGroups>& s, const float (&keys)[kGroups][4],
-                                             float (&o)[kGroups][4], int tile_row, int lane) {
-  const int g = lane / 4, t = lane % 4;
+                                             float (&o)[kGroups][4], int row, int lane) {
+  const int t = lane % 4;
   float u[kGroups][4];
 #pragma unroll
   for (int n = 0; n < kGroups; ++n) {
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
-      u[n][e] = s.v[8 * n + 2 * t + e][tile_row + g] - keys[n][e];
-      u[n][2 + e] = s.v[8 * n + 2 * t + e][tile_row + g + 8] - keys[n][2 + e];
+      u[n][e] = s.v[8 * n + 2 * t + e][row] - keys[n][e];
+      u[n][2 + e] = s.v[8 * n + 2 * t + e][row + 8] - keys[n][2 + e];
     }
   }
 #pragma unroll
@@ -429,10 +472,10 @@ __device__ __forceinline__ void solve_window(VerifyShared<8 * kGroups>& s, const
     for (int e = 0; e < 2; ++e) {
       const int token = 8 * n + 2 * t + e;
       const float beta = s.beta[token];
-      s.v[token][tile_row + g] = o[n][e];  // read above by this lane alone
-      s.v[token][tile_row + g + 8] = o[n][2 + e];
-      s.u[token][tile_row + g] = beta * u[n][e];
-      s.u[token][tile_row + g + 8] = beta * u[n][2 + e];
+      s.v[token][row] = o[n][e];  // read above by this lane alone
+      s.v[token][row + 8] = o[n][2 + e];
+      s.u[token][row] = beta * u[n][e];
+      s.u[token][row + 8] = beta * u[n][2 + e];
     }
   }
 }

@@ -35,14 +35,17 @@ void verify_cases(Bench& bench) {
         if (pairs >= 400)
           line.must = 2.8 * pass_us / (line.bytes / bench.copy_gbps() * 1e-3), line.aim = line.must * 2.3 / 2.8;
         line.kernel = "kda_verify";
-        line.name = fmt::format("{} a={}", name, accepted);
-        bench.run(line, [&](cudaStream_t stream, int i) {
-          KdaVerifyArgs a{};
-          a.weights = buffers.weights(), a.rows = buffers.rows(i), a.offsets = offset_array.data();
-          a.slots = buffers.slots(i), a.window = buffers.window(i), a.commit.accepted = accepted_array.data(),
-          a.batch = batch;
-          gpu_check(kda_verify_cuda(a, stream).code, "kda_verify");
-        });
+        for (const int32_t form : {0, 1}) {
+          if (form == 1 && bf16) continue;
+          line.name = fmt::format("{} a={}{}", name, accepted, form == 1 ? " without bulk copies" : "");
+          bench.run(line, [&](cudaStream_t stream, int i) {
+            KdaVerifyArgs a{};
+            a.weights = buffers.weights(), a.rows = buffers.rows(i), a.offsets = offset_array.data();
+            a.slots = buffers.slots(i), a.window = buffers.window(i), a.commit.accepted = accepted_array.data();
+            a.batch = batch, a.launch.form = form;
+            gpu_check(kda_verify_cuda(a, stream).code, "kda_verify");
+          });
+        }
         line.kernel = "kda_commit";
         line.must = line.aim = 0;
         line.bytes = static_cast<double>(pairs) * (2 * static_cast<double>(state_bytes) + accepted * 1024 + 4608);

@@ -41,6 +41,7 @@ class Session {
   WorstRatios* worst = nullptr;
   bool separate = false;  // each window in two calls: commit, then verify with nothing accepted
   bool dependent = false;
+  int32_t form = 0;  // 1: states without the copy engine
   StepDevice& device() { return d_; }
   StepProblem& problem() { return p_; }
 
@@ -84,6 +85,7 @@ class Session {
     a.weights = d_.weights(), a.rows = d_.rows(row_), a.offsets = offsets_.data(), a.slots = d_.slot_args();
     a.window = window(), a.commit = commit(exporting), a.batch = static_cast<int32_t>(p_.requests);
     a.launch.dependent = dependent ? 1 : 0;
+    a.launch.form = form;
     return a;
   }
   KdaCommitArgs commit_args(bool exporting) const {
@@ -169,24 +171,44 @@ TEST(KdaVerifyGpu, SanitizeEveryDtype) {
   WorstRatios f32("verify dtypes f32"), bf16("verify dtypes bf16");
   for (const bool conv_bf16 : {false, true}) {
     for (const bool state_bf16 : {false, true}) {
-      Session s(plain(1), 3, 8, 30, state_bf16, conv_bf16, 3);
-      s.worst = state_bf16 ? &bf16 : &f32;
-      s.run({same(3, 0), {3, 8, 0}}, "first");
-      s.run({{2, 8, 0}, {1, 5, 2}}, "second");
-      s.finish({1, 0, 2}, {1, 0, 1}, "commit");
-      if (HasFailure()) return;
+      for (const int32_t form : {0, 1}) {
+        if (state_bf16 && form != 0) continue;
+        Session s(plain(1), 3, 8, 30, state_bf16, conv_bf16, 3);
+        s.worst = state_bf16 ? &bf16 : &f32;
+        s.form = form;
+        s.run({same(3, 0), {3, 8, 0}}, "first");
+        s.run({{2, 8, 0}, {1, 5, 2}, {1, 8, 0}}, "second");
+        s.finish({1, 0, 2}, {1, 0, 1}, "commit");
+        if (HasFailure()) return;
+      }
     }
+  }
+}
+
+// Many heads and requests, by both ways of bringing states.
+TEST(KdaVerifyGpu, ManyPairs) {
+  K3_NEEDS_GPU();
+  for (const int32_t form : {0, 1}) {
+    WorstRatios worst(fmt::format("verify many form {}", form));
+    Session s(plain(96), 7, 8, 2 * 56, false, true, 31);
+    s.worst = &worst;
+    s.form = form;
+    s.run({same(7, 0), same(7, 8)}, "first");
+    s.run({{0, 1, 3, 4, 6, 7, 8}, same(7, 8), {0, 0, 3, 2, 1, 7, 5}}, "second");
+    s.finish({8, 7, 6, 5, 4, 3, 2}, {0, 1, 2, 3, 4, 3, 2}, "commit");
   }
 }
 
 TEST(KdaVerifyGpu, EveryAcceptedCount) {
   K3_NEEDS_GPU();
-  for (const bool state_bf16 : {false, true}) {
+  for (const int kind : {0, 1, 2}) {  // FP32 by both ways, BF16
+    const bool state_bf16 = kind == 2;
     for (const bool separate : {false, true}) {
-      WorstRatios worst(fmt::format("replay T 8 {}{}", state_bf16 ? "bf16" : "f32", separate ? " separate" : ""));
+      WorstRatios worst(fmt::format("replay T 8 {}{} form {}", state_bf16 ? "bf16" : "f32", separate ? " separate" : "", kind % 2));
       Session s(plain(2), 9, 8, 3 * 72, state_bf16, true, 11);
       s.worst = &worst;
       s.separate = separate;
+      s.form = kind % 2;
       std::vector<int32_t> up, down, half;
       for (int32_t i = 0; i <= 8; ++i) up.push_back(i), down.push_back(8 - i), half.push_back(i / 2);
       s.run({same(9, 0), same(9, 8)}, "first");
