@@ -300,7 +300,7 @@ bool mla_expansion_pays(const MlaDims& d, int64_t history, int64_t length, const
   const auto cached = static_cast<double>(ceil_div(history + length, rate.strip) * rate.strip);
   const double pairs = tokens * (static_cast<double>(history) + (tokens + 1) / 2);
   const double projection = static_cast<double>(d.rank * (d.nope + d.value));
-  const double absorbed = pairs * static_cast<double>(2 * d.rank + d.rope) + tokens * projection;
+  const double absorbed = (pairs * static_cast<double>(2 * d.rank + d.rope) + tokens * projection) * (1 + rate.shared / static_cast<double>(d.heads));
   const double expanded = pairs * static_cast<double>(d.key() + d.value) + cached * projection;
   return length > 1 && expanded < absorbed * rate.speed;
 }

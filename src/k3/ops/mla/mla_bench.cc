@@ -76,5 +76,19 @@ BENCHMARK(expanded)
     ->Args({12, 512, 3584, 1, kDots})
     ->Args({12, 512, 3584, 1, kAmx});
 
+// Where the two forms meet (mla_expansion_pays).
+BENCHMARK(absorbed)
+    ->Name("meet/absorbed")
+    ->ArgNames(kNames)
+    ->Unit(benchmark::kMillisecond)
+    ->UseRealTime()
+    ->ArgsProduct({{2, 12, 96}, {8, 16, 32, 48, 64, 96}, {256, 2048}, {2}, {kDots}});
+BENCHMARK(expanded)
+    ->Name("meet/expanded")
+    ->ArgNames(kNames)
+    ->Unit(benchmark::kMillisecond)
+    ->UseRealTime()
+    ->ArgsProduct({{2, 12, 96}, {8, 16, 32, 48, 64, 96}, {256, 2048}, {2}, {kDots}});
+
 }  // namespace
 }  // namespace k3::ops

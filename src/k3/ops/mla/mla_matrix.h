@@ -28,14 +28,17 @@ static_assert(kMlaSlab % kMlaMatrixBlock == 0 && kMlaMatrixBlock % kMlaChunk == 
 
 MlaDims mla_dims(const MlaArgs& args);
 
-// How fast the expanded form multiplies beside the absorbed one, and how many cached tokens it expands at least.
+// How fast the expanded form multiplies beside the absorbed one, how many cached tokens it expands at least, and what the absorbed form
+// takes for reading a latent once a query token, in heads: all its heads share that.
 struct MlaExpandRate {
   double speed = 1;
   int64_t strip = 1;
+  double shared = 0;
 };
-inline constexpr MlaExpandRate kMlaRowsRate{};                          // both in FP32
-inline constexpr MlaExpandRate kMlaDotsRate{.speed = 2, .strip = 32};   // Zen 4, measured: they meet near 70 query tokens
-inline constexpr MlaExpandRate kMlaTilesRate{.speed = 4, .strip = 32};  // a lower bound
+inline constexpr MlaExpandRate kMlaRowsRate{};  // both in FP32
+// Zen 4, measured (k3_ops_bench --benchmark_filter=meet): of 2, 12, 96 heads behind 2,048 tokens they meet near 27, 50, 62 query tokens.
+inline constexpr MlaExpandRate kMlaDotsRate{.speed = 2, .strip = 32, .shared = 2.3};
+inline constexpr MlaExpandRate kMlaTilesRate{.speed = 4, .strip = 32, .shared = 2.3};  // a lower bound
 
 // Whether the expanded form takes less time, by multiply-adds per head. Absorbed: a (2 rank + rope) pass per pair and both
 // projections per query token. Expanded: (nope + rope + value) per pair and the expansion of every cached token.

@@ -348,6 +348,13 @@ TEST(MlaMatrix, WhereExpansionPays) {
   EXPECT_TRUE(mla_expansion_pays(k3, 1 << 20, 71, {.speed = 2, .strip = 32}));
   EXPECT_FALSE(mla_expansion_pays(k3, 1 << 20, 32, {.speed = 4, .strip = 32}));
   EXPECT_TRUE(mla_expansion_pays(k3, 1 << 20, 33, {.speed = 4, .strip = 32}));
+  // Few heads: reading a latent takes the absorbed form as long as 2.3 of them do, so 1,088 counts 1 + 2.3 / heads times.
+  const MlaExpandRate shared{.speed = 2, .strip = 32, .shared = 2.3};
+  for (const auto& [heads, last] : {std::pair{2, 30}, {12, 57}, {96, 68}}) {
+    const MlaDims few{heads, 128, 64, 128, 512, 1};
+    EXPECT_FALSE(mla_expansion_pays(few, 1 << 20, last, shared)) << heads;
+    EXPECT_TRUE(mla_expansion_pays(few, 1 << 20, last + 1, shared)) << heads;
+  }
   // Without history both project every token once; a strip is expanded whole.
   EXPECT_TRUE(mla_expansion_pays(k3, 0, 2, kMlaRowsRate));
   EXPECT_FALSE(mla_expansion_pays(k3, 0, 15, {.speed = 2, .strip = 32}));
