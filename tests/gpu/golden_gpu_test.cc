@@ -3,7 +3,7 @@
 // Tolerance of the trained model: logits within 3e-2 (norm ratio), argmax equal where the golden gap exceeds 0.25, mean nll within 0.02;
 // whole, chunked, decode and deterministic runs alike. Ratio and nll are those of the rows for which every layer chose the experts that the
 // float64 router chose (golden/router_experts.json): values between ops are BF16, which moves the gap between the last chosen and the first
-// refused expert by 4e-4 to 6e-4 in the median (NumPy forward of this model, values rounded where a GPU rounds them), and 25 of the 48 rows
+// refused expert by 3e-4 to 6e-4 in the median (NumPy forward of this model, values rounded where a GPU rounds them), and 25 of the 48 rows
 // have a layer whose gap is below 6e-4. A row with another expert is off by up to 0.3 and is judged by its best token alone; at least a
 // third of the rows has to be alike. Random checkpoints amplify BF16 (router margins of 2e-4: tokens go to other experts;
 // the CPU's policy bf16, which rounds nothing but inputs of products, is off by up to 0.5): their median row is held against that of the

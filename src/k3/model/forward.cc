@@ -35,7 +35,8 @@ Residual make_residual(const ops::Ctx& ctx, const Config& config, int64_t tokens
   s.bank = ctx.workspace->tensor({block_count(config), tokens, config.hidden_size}, ctx.activation());
   if (ctx.activation() == DType::bf16 && !ctx.training) {
     s.rest = rows();
-    // Of one token it costs nothing (gemm_one_sm90.cu); of many it would be another product, and a row to write.
+    // Of one token it costs nothing where gemm_one_sm90.cu has the product, else a small launch; of many a product of its own, and a row
+    // to write.
     if (config.num_experts > 0 && tokens == 1) s.input_rest = rows();
   }
   s.output = rows();
@@ -130,7 +131,7 @@ Status forward(const ops::Ctx& ctx, const Config& config, const WeightSource& so
     ops::gather_rows(ctx, from, batch.logit_rows, to);
     return to;
   };
-  const Tensor prefix = wanted(s.prefix), rest = s.rest && !s.exact ? wanted(s.rest) : Tensor();
+  const Tensor prefix = wanted(s.prefix), rest = !s.rest ? Tensor() : s.exact && !all_rows ? ctx.workspace->tensor({rows, config.hidden_size}, ctx.activation()) : wanted(s.rest);
   const Tensor bank = all_rows ? s.bank.slice(0, s.banked) : ctx.workspace->tensor({s.banked, rows, config.hidden_size}, ctx.activation());
   for (int64_t b = 0; b < s.banked && !all_rows; ++b) ops::gather_rows(ctx, s.bank.at(b), batch.logit_rows, bank.at(b));
   const Tensor delta = s.pending ? wanted(s.pending) : Tensor();  // last: on a GPU a site reads all else before the kernel right in front has ended
@@ -139,6 +140,7 @@ Status forward(const ops::Ctx& ctx, const Config& config, const WeightSource& so
   ops::attn_res_site(ctx, {.delta = delta,
                            .prefix = prefix,
                            .rest = rest,
+                           .exact = s.exact,
                            .blocks = bank,
                            .query = all.output_res_query,
                            .norm = all.final_norm,

@@ -46,7 +46,8 @@ int64_t moe_bytes(const Config& c, int64_t t) {
 
 int64_t gpu_scratch_bytes(const Config& c, int64_t t, int64_t logit_rows, int64_t prompt_keys, int64_t sequences) {
   const int64_t blocks = c.attn_res_block_size ? (c.num_hidden_layers + *c.attn_res_block_size - 1) / *c.attn_res_block_size : 0;
-  const int64_t stream = t * c.hidden_size * (3 + blocks) * kBf16, head = logit_rows * c.hidden_size * (1 + blocks) * kBf16;
+  // Prefix, its rest, inputs and outputs of sub-layers, bank; of the rows with logits the same but for the inputs, and the last norm.
+  const int64_t stream = t * c.hidden_size * (4 + blocks) * kBf16, head = logit_rows * c.hidden_size * (4 + blocks) * kBf16;
   int64_t layer = head;
   for (int64_t l = 0; l < c.num_hidden_layers; ++l) {
     const int64_t mlp = 2 * t * c.intermediate_size * kBf16;

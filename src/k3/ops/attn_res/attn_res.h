@@ -31,7 +31,9 @@ struct AttnResSite {
   Tensor query = {}, norm = {};
   float eps = 0;
   Tensor out = {};       // [T, hidden]
-  Tensor out_rest = {};  // BF16 alone: [T, hidden] or none, for what rounding cuts off out: products of full precision meet both
+  // BF16 alone: [T, hidden] or none, for what rounding cuts off out; the products of full precision behind the site (linear_many) meet
+  // both. Where one launch computes site and products it is not written.
+  Tensor out_rest = {};
 };
 void attn_res_site(const Ctx& ctx, const AttnResSite& site) noexcept;
 

@@ -87,7 +87,7 @@ void attn_res_site(const Ctx& ctx, const ops::AttnResSite& site) noexcept {
   s.out_stride = site.out.stride(0);
   s.out_rest = site.out_rest.data;
   // Bank and prefix are read before the kernel right before has ended. With a delta they are older, and the kernel that makes the
-  // delta lets this one start only when all before it is complete (gemm_dispatch.cc; the experts do so, too).
+  // delta lets this one start only when all before it is complete (gemm_dispatch.cc; the experts and gathers do so, too).
   s.dependent = static_cast<bool>(site.delta);
   ctx.gpu->note(attn_res_cuda(s, ctx.stream), "attn_res");
 }
