@@ -125,17 +125,21 @@ Status forward(const ops::Ctx& ctx, const Config& config, const WeightSource& so
   // Only the rows that want logits pay for the last mix, the norm and lm_head.
   const auto rows = static_cast<int64_t>(batch.logit_rows.size());
   const bool all_rows = batch.token_count() == 1 && rows == 1;
+  const auto room = [&] { return ctx.workspace->tensor({rows, config.hidden_size}, ctx.activation()); };
   const auto wanted = [&](const Tensor& from) {
     if (all_rows) return from;
-    const Tensor to = ctx.workspace->tensor({rows, config.hidden_size}, ctx.activation());
+    const Tensor to = room();
     ops::gather_rows(ctx, from, batch.logit_rows, to);
     return to;
   };
-  const Tensor prefix = wanted(s.prefix), rest = !s.rest ? Tensor() : s.exact && !all_rows ? ctx.workspace->tensor({rows, config.hidden_size}, ctx.activation()) : wanted(s.rest);
+  const Tensor prefix = wanted(s.prefix);
+  Tensor rest = s.rest;
+  if (rest && !all_rows) rest = s.exact ? room() : wanted(s.rest);  // room for what the last sum cuts off
   const Tensor bank = all_rows ? s.bank.slice(0, s.banked) : ctx.workspace->tensor({s.banked, rows, config.hidden_size}, ctx.activation());
   for (int64_t b = 0; b < s.banked && !all_rows; ++b) ops::gather_rows(ctx, s.bank.at(b), batch.logit_rows, bank.at(b));
-  const Tensor delta = s.pending ? wanted(s.pending) : Tensor();  // last: on a GPU a site reads all else before the kernel right in front has ended
-  const Tensor last = ctx.workspace->tensor({rows, config.hidden_size}, ctx.activation());
+  // Last: on a GPU a site reads all else before the kernel right in front of it has ended.
+  const Tensor delta = s.pending ? wanted(s.pending) : Tensor();
+  const Tensor last = room();
   const WeightSet& all = source.globals();
   ops::attn_res_site(ctx, {.delta = delta,
                            .prefix = prefix,

@@ -37,37 +37,37 @@ __device__ __forceinline__ void load_norm(const AttnResSite& s, int64_t at, floa
   }
 }
 
-// (dot with the query, sum of squares) of eight values, added.
-__device__ __forceinline__ void score8(const uint4& row, const float (&query)[8], float& dot, float& squares) {
-  float x[8];
-  unpack8(row, x);
+// (dot with the query, sum of squares) of eight values, added; `low`: of a sum in two rows.
+__device__ __forceinline__ void score8(const float (&x)[8], const float (&query)[8], float& dot, float& squares) {
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     dot = fmaf(x[i], query[i], dot);
     squares = fmaf(x[i], x[i], squares);
   }
+}
+__device__ __forceinline__ void score8(const uint4& row, const float (&query)[8], float& dot, float& squares) {
+  float x[8];
+  unpack8(row, x);
+  score8(x, query, dot, squares);
+}
+__device__ __forceinline__ void score8(const uint4& row, const uint4& low, const float (&query)[8], float& dot, float& squares) {
+  float x[8];
+  unpack_split8(row, low, x);
+  score8(x, query, dot, squares);
+}
+__device__ __forceinline__ void mix8(const float (&x)[8], float weight, float (&h)[8]) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) h[i] = fmaf(weight, x[i], h[i]);
 }
 __device__ __forceinline__ void mix8(const uint4& row, float weight, float (&h)[8]) {
   float x[8];
   unpack8(row, x);
-#pragma unroll
-  for (int i = 0; i < 8; ++i) h[i] = fmaf(weight, x[i], h[i]);
-}
-// The same of a sum in two rows.
-__device__ __forceinline__ void score8(const uint4& row, const uint4& low, const float (&query)[8], float& dot, float& squares) {
-  float x[8];
-  unpack_split8(row, low, x);
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    dot = fmaf(x[i], query[i], dot);
-    squares = fmaf(x[i], x[i], squares);
-  }
+  mix8(x, weight, h);
 }
 __device__ __forceinline__ void mix8(const uint4& row, const uint4& low, float weight, float (&h)[8]) {
   float x[8];
   unpack_split8(row, low, x);
-#pragma unroll
-  for (int i = 0; i < 8; ++i) h[i] = fmaf(weight, x[i], h[i]);
+  mix8(x, weight, h);
 }
 // P, once it is there, to where it is wanted.
 __device__ __forceinline__ void store_sum(const AttnResSite& s, int64_t token, int64_t at, const uint4& high, const uint4& low) {
@@ -458,11 +458,7 @@ __global__ void __launch_bounds__(kFewThreads, kRows == 1 ? 4 : 3) site_few(cons
     for (int r = 0; r < kRows; ++r) {
       float y[8];
       row_values(r, c, y);
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        v[r] = fmaf(y[i], query[i], v[r]);
-        v[kRows + r] = fmaf(y[i], y[i], v[kRows + r]);
-      }
+      score8(y, query, v[r], v[kRows + r]);
     }
   });
   const float sum_of_warp = warp_sums(v);
@@ -478,8 +474,7 @@ __global__ void __launch_bounds__(kFewThreads, kRows == 1 ? 4 : 3) site_few(cons
     for (int r = 0; r < kRows; ++r) {
       float y[8];
       row_values(r, c, y);
-#pragma unroll
-      for (int i = 0; i < 8; ++i) h[i] = fmaf(weight[r], y[i], h[i]);
+      mix8(y, weight[r], h);
     }
   };
   float squares = 0, factor = 1;

@@ -115,13 +115,23 @@ __device__ __forceinline__ void mma_split(float (&d)[4], float (&rest)[4], float
 
 // ---- tiles: `at` is the lane's first element ----
 
+// The last blocks of a lane's FP32 tile, to registers.
+using LastBlocks = float4[8 - kRingBlocks][2];
+__device__ __forceinline__ void ask_last(const float* at, LastBlocks& raw) {
+#pragma unroll
+  for (int j = kRingBlocks; j < 8; ++j) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) raw[j - kRingBlocks][i] = __ldcs(reinterpret_cast<const float4*>(at + 8 * i * kDim + 16 * j));
+  }
+}
+
 // A lane's part of its tile on the way: the first blocks of FP32 come to shared memory, where only this lane looks at them, and are
 // asked for first; the rest comes to registers, and is asked for when the factors of the tokens are made and need none any more.
 template <class State>
 struct Tile;
 template <>
 struct Tile<float> {
-  float4 raw[8 - kRingBlocks][2];
+  LastBlocks raw;
   float4* ring;  // [2 kRingBlocks][kVerifyThreads], of the lane
   static __device__ __forceinline__ int first_row(int g) { return g; }
   static __device__ __forceinline__ int lane_offset(int g, int t) { return g * kDim + 4 * t; }
@@ -132,13 +142,7 @@ struct Tile<float> {
       for (int i = 0; i < 2; ++i) cp_async<16>(shared_address(ring + (2 * j + i) * kVerifyThreads), at + 8 * i * kDim + 16 * j);
     }
   }
-  __device__ __forceinline__ void ask_rest(const float* at) {
-#pragma unroll
-    for (int j = kRingBlocks; j < 8; ++j) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) raw[j - kRingBlocks][i] = __ldcs(reinterpret_cast<const float4*>(at + 8 * i * kDim + 16 * j));
-    }
-  }
+  __device__ __forceinline__ void ask_rest(const float* at) { ask_last(at, raw); }
   __device__ __forceinline__ void take(int j, float (&x)[2][4]) const {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -156,7 +160,7 @@ struct Tile<float> {
 // swizzled; lanes 4 g .. 4 g + 3 have the rows first_row(g) and eight later, so that eight lanes meet no bank twice.
 constexpr int kBoxes = kRingBlocks / 2, kBoxBytes = kDim * 128;
 struct BulkTile {
-  float4 raw[8 - kRingBlocks][2];
+  LastBlocks raw;
   const float4 *even, *odd;  // blocks 2 i, 2 i + 1 of box i
   static __device__ __forceinline__ int first_row(int g) { return 4 * (g % 2) + g / 2; }
   static __device__ __forceinline__ int lane_offset(int g, int t) { return first_row(g) * kDim + 4 * t; }
@@ -165,13 +169,7 @@ struct BulkTile {
     even = boxes + (16 * warp + row) * 8 + chunk;
     odd = even + (chunk < 4 ? 4 : -4);
   }
-  __device__ __forceinline__ void ask_rest(const float* at) {
-#pragma unroll
-    for (int j = kRingBlocks; j < 8; ++j) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) raw[j - kRingBlocks][i] = __ldcs(reinterpret_cast<const float4*>(at + 8 * i * kDim + 16 * j));
-    }
-  }
+  __device__ __forceinline__ void ask_rest(const float* at) { ask_last(at, raw); }
   __device__ __forceinline__ void take(int j, float (&x)[2][4]) const {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
