@@ -50,6 +50,26 @@ TEST_F(Memory, VersionOneAndOverfullGroups) {
   EXPECT_EQ(available_memory_bytes(root_), 0);
 }
 
+TEST_F(Memory, CacheThatGrewWhileItWasReadLeavesNoGroupWithoutMemory) {
+  put("/proc/meminfo", "MemAvailable: 1000000 kB\n");
+  put("/proc/self/cgroup", "4:memory:/x\n");
+  put("/sys/fs/cgroup/memory/x/memory.limit_in_bytes", "9223372036854771712\n");  // version 1 for "none"
+  put("/sys/fs/cgroup/memory/x/memory.usage_in_bytes", "100000\n");
+  put("/sys/fs/cgroup/memory/x/memory.stat", "total_inactive_file 90000\ntotal_active_file 20000\n");
+  EXPECT_EQ(available_memory_bytes(root_), int64_t{1000000} * 1024);
+  put("/sys/fs/cgroup/memory/x/memory.limit_in_bytes", "300000\n");
+  EXPECT_EQ(available_memory_bytes(root_), 300000);
+}
+
+TEST_F(Memory, AnOddNumberHidesNoLaterOne) {
+  put("/proc/meminfo", "MemAvailable: 1000000 kB\n");
+  put("/proc/self/cgroup", "0::/x\n");
+  put("/sys/fs/cgroup/x/memory.max", "5000\n");
+  put("/sys/fs/cgroup/x/memory.current", "4000\n");
+  put("/sys/fs/cgroup/x/memory.stat", "anon 18446744073709551615\nactive_file 1000\ninactive_file 2000\n");
+  EXPECT_EQ(available_memory_bytes(root_), 4000);
+}
+
 TEST_F(Memory, NothingReadableMeansNoLimit) {
   EXPECT_EQ(available_memory_bytes(root_), std::numeric_limits<int64_t>::max());
   EXPECT_GT(available_memory_bytes(), 0);
