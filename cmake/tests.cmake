@@ -64,6 +64,27 @@ if(K3_HAVE_CUDA)
   endforeach()
 endif()
 
+# Kernels of Hopper on the CPU (tests/emulator): each file as C++, behind a file that includes it, because it is compiled as CUDA, too.
+if(K3_HAVE_CUDA AND NOT K3_SANITIZE)  # sanitizers do not follow fibers
+  set(_emulated)
+  foreach(_kernel mla/cuda/mla_decode_sm90 mla/cuda/mla_decode_halves_sm90 mla/cuda/mla_merge_sm90)
+    get_filename_component(_name ${_kernel} NAME)
+    set(_file ${CMAKE_BINARY_DIR}/generated/emulated/${_name}.cc)
+    file(GENERATE OUTPUT ${_file} CONTENT "#include \"k3/ops/${_kernel}.cu\"\n")
+    list(APPEND _emulated ${_file})
+  endforeach()
+  add_library(k3_emulated_kernels OBJECT ${_emulated})
+  file(GLOB _tests CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/tests/emulator/*.cc)
+  k3_test_binary(k3_emulator_test unit ${_tests} $<TARGET_OBJECTS:k3_emulated_kernels>)
+  target_link_libraries(k3_emulator_test PRIVATE k3_base k3::dep::fmt k3_flags)
+  foreach(_target k3_emulated_kernels k3_emulator_test)
+    target_include_directories(${_target} BEFORE PRIVATE ${CMAKE_SOURCE_DIR}/tests/emulator/include ${CMAKE_SOURCE_DIR}/src ${CMAKE_SOURCE_DIR})
+    target_include_directories(${_target} SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+    target_compile_options(${_target} PRIVATE -include cuda_words.h)
+  endforeach()
+  target_compile_options(k3_emulated_kernels PRIVATE -w)  # nvcc warns of them
+endif()
+
 if(TARGET k3 AND K3_HAVE_CUDA AND EXISTS ${CMAKE_SOURCE_DIR}/models/k3-mini)
   foreach(_name serve commands)
     add_test(NAME ${_name}_gpu COMMAND ${K3_PYTHON} ${CMAKE_SOURCE_DIR}/tests/gpu/${_name}_gpu_test.py $<TARGET_FILE:k3> ${CMAKE_SOURCE_DIR}/models/k3-mini)

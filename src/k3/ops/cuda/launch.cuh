@@ -5,6 +5,9 @@
 
 #include <cstdint>
 
+// A block's dynamic shared memory. A macro because tests/emulator has another meaning for it.
+#define K3_SHARED_MEMORY(name) extern __shared__ __align__(1024) char name[]
+
 namespace k3::ops::cuda {
 
 // The status a launcher returns: its arguments were fine, did the launch itself work?

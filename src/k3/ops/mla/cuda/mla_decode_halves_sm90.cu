@@ -312,7 +312,7 @@ __device__ void value_role(const MlaDecodeLaunch& p, uint32_t shared, const char
 }
 
 __global__ void __launch_bounds__(kThreads, 1) decode(const __grid_constant__ MlaDecodeLaunch p) {
-  extern __shared__ __align__(1024) char memory[];
+  K3_SHARED_MEMORY(memory);
   const uint32_t shared = shared_address(memory);
   const Bars bars{shared + kBarsAt};
   if (threadIdx.x == 0) {

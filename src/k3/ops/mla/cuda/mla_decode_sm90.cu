@@ -214,7 +214,7 @@ __device__ void value_role(const MlaDecodeLaunch& p, uint32_t shared, const char
 
 template <int N, int kPair>
 __global__ void __launch_bounds__(kThreads, 1) decode(const __grid_constant__ MlaDecodeLaunch p) {
-  extern __shared__ __align__(1024) char memory[];
+  K3_SHARED_MEMORY(memory);
   const uint32_t shared = shared_address(memory);
   const Bars<N> bars{shared + Layout<N>::kBars};
   if (threadIdx.x == 0) {

@@ -1,0 +1,32 @@
+// Internal to tests/emulator. What tests and the second meanings of CUDA's words see of the machine.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+namespace k3::emulator {
+
+struct Options {
+  uint32_t seed = 1;           // of the order and pace of warps and of how late what is late is
+  bool late_products = false;  // wgmma computes a random number of rounds after it was issued
+  bool late_copies = false;    // the copy engine likewise
+};
+void set_options(const Options& options);
+// Why the last launch that answered other than 0 failed: who waits for what, or what went wrong where.
+const std::string& failure();
+
+struct Index {
+  unsigned x = 0, y = 0, z = 0;
+};
+struct Place {  // of a thread
+  Index thread, block, threads, blocks;
+};
+const Place& here();
+char* shared_memory();                                       // of this block
+uint64_t warp_exchange(uint64_t mine, uint64_t (&all)[32]);  // the whole warp; answers this lane
+void block_sync();
+[[noreturn]] void trap();
+int run(unsigned blocks, unsigned cluster, unsigned threads, int shared_bytes, const std::function<void()>& kernel);
+
+}  // namespace k3::emulator

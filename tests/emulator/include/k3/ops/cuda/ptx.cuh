@@ -1,0 +1,88 @@
+// Internal to tests/emulator. Stands in front of src/k3/ops/cuda/ptx.cuh: the words that the kernels of the tests use, with
+// what they mean on the emulated machine. What they do is told there.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+namespace k3::ops::cuda {
+
+uint32_t shared_address(const void* p);
+
+// ---- matrices, numbers ----
+
+void ldmatrix_x4(uint32_t (&r)[4], uint32_t address);
+void stmatrix_x4(uint32_t address, const uint32_t (&r)[4]);
+void stmatrix_x4_trans(uint32_t address, const uint32_t (&r)[4]);
+uint32_t movmatrix_trans(uint32_t x);
+inline uint32_t pack_bf16(float low, float high) {
+  const __nv_bfloat162 two = __floats2bfloat162_rn(low, high);
+  uint32_t out = 0;
+  std::memcpy(&out, &two, 4);
+  return out;
+}
+inline float exp2_approx(float x) { return exp2f(x); }
+template <class Take>
+float warp_fold(float x, const Take& take) {
+  for (int i = 16; i > 0; i >>= 1) x = take(x, __shfl_xor_sync(0xFFFFFFFFU, x, i));
+  return x;
+}
+inline float warp_sum(float x) {
+  return warp_fold(x, [](float a, float b) { return a + b; });
+}
+inline float warp_max(float x) { return warp_fold(x, fmaxf); }
+inline int uniform(int x) { return __shfl_sync(0xFFFFFFFFU, x, 0); }
+
+// ---- barriers ----
+
+void mbar_init(uint32_t bar, uint32_t arrivals);
+inline void mbar_init_fence() {}
+void mbar_arrive(uint32_t bar);
+void mbar_arrive_cluster(uint32_t bar, uint32_t rank);
+inline void mbar_arrive_cluster_relaxed(uint32_t bar, uint32_t rank) { mbar_arrive_cluster(bar, rank); }
+void mbar_expect(uint32_t bar, uint32_t bytes);
+void mbar_wait(uint32_t bar, uint32_t parity);
+void named_barrier(int id, int threads);
+void named_barrier_arrive(int id, int threads);
+bool named_barrier_any(int id, int threads, bool mine);
+void cluster_sync();
+
+// ---- copies ----
+
+void tma_load_2d(uint32_t to, const void* map, int x, int y, uint32_t bar);
+void tma_load_3d(uint32_t to, const void* map, int x, int y, int z, uint32_t bar);
+void tma_load_3d_multicast(uint32_t to, const void* map, int x, int y, int z, uint32_t bar, uint16_t blocks);
+void cluster_store_async(uint32_t to, float4 v, uint32_t bar);
+void cluster_copy(uint32_t to, uint32_t from, uint32_t bytes, uint32_t bar);
+inline uint32_t cluster_map(uint32_t address, uint32_t rank) { return rank << 24 | (address & 0xFFFFFF); }
+inline void fence_async_proxy() {}
+
+// ---- warpgroups ----
+
+void wgmma_fence();
+void wgmma_commit();
+void wait_for_products(int groups_left);
+template <int kLeft>
+void wgmma_wait() {
+  wait_for_products(kLeft);
+}
+template <int kRegisters>
+void more_registers() {}
+template <int kRegisters>
+void fewer_registers() {}
+
+enum class Swizzle : uint64_t { none = 0, bytes_128 = 1, bytes_64 = 2, bytes_32 = 3 };
+inline uint64_t make_desc(uint32_t address, uint32_t leading, uint32_t stride, Swizzle swizzle) {
+  return static_cast<uint64_t>((address & 0x3FFFFU) >> 4) | static_cast<uint64_t>((leading & 0x3FFFFU) >> 4) << 16 |
+         static_cast<uint64_t>((stride & 0x3FFFFU) >> 4) << 32 | static_cast<uint64_t>(swizzle) << 62;
+}
+// The swizzle of 128 bytes is one of addresses.
+constexpr uint32_t swizzled(uint32_t address) { return address ^ ((address >> 7 & 7) << 4); }
+
+inline void pdl_wait() {}
+inline void pdl_release() {}
+
+}  // namespace k3::ops::cuda
