@@ -364,6 +364,7 @@ Status Trainer::Impl::after_step(const StepRecord& record) {
 Result<RunSummary> Trainer::Impl::run() {
   const Clock::time_point start = Clock::now();
   RunSummary summary;
+  if (!log->steps().empty()) summary.last_loss = log->steps().back().loss;  // of a part before, should there be no step left
   saved = state.step == resumed && resumed > 0 ? resumed : -1;
   if (state.step < config.total_steps()) {
     feed = std::make_unique<BatchFeed>(config, options.device, data->manifest().pad, [this](size_t p) { return data->batches_of(p); }, state.step);

@@ -19,6 +19,13 @@ TEST_F(TrainerTest, LearnsAndIsTheSameWhateverTheThreads) {
   ASSERT_EQ(30U, one.size());
   EXPECT_LT(one[19], 0.8 * one[0]);
   EXPECT_EQ(one, three);
+  // Once more there is nothing left to do.
+  RunOptions options;
+  options.folder = root() + "/one";
+  ThreadPool pool(1);
+  const auto done = Trainer::create(config(), options, pool);
+  ASSERT_TRUE(done.ok()) << done.error().message;
+  EXPECT_EQ(one.back(), (*done)->run()->last_loss);
   EXPECT_TRUE(path_exists(root() + "/one/report.html"));
   EXPECT_TRUE(path_exists(root() + "/one/events.out.tfevents.k3"));
 }
