@@ -47,6 +47,12 @@ TEST(Limits, NumbersOfOptions) {
         {"bench", kMini, "--decode", "9223372036854775807"},
         {"bench", kMini, "--depth", "9223372036854775807"},
         {"run", kMini, "-p", "x", "--top-k", "-1"},
+        {"run", kMini, "-p", "x", "-n", "1", "--seed", "18446744073709551616"},
+        {"train", "none.json", "-o", "none", "-t", "0"},
+        {"train", "none.json", "-o", "none", "-t", "100000"},
+        {"export", "none", "none", "--step", "-1"},
+        {"export", "none", "none", "--shards", "0"},
+        {"export", "none", "none", "--shards", "100000"},
         {"run", kMini, "-p", "x", "-n", "0"}}) {
     const Outcome o = k3(arguments);
     EXPECT_EQ(o.code, 2) << arguments.back() << "\n" << o.err;

@@ -267,6 +267,22 @@ TEST(Convert, TheTrunkInOtherDtypes) {
   }
 }
 
+// The config that was given is written, not one that lies beside the weights; one without a dtype gets it.
+TEST(Convert, TheConfigIsTheOneThatWasGiven) {
+  const Scratch scratch;
+  const std::string model = scratch.linked_mini(), out = scratch.path("out");
+  json config = json::parse(file_text(kMiniConfig));
+  config.erase("dtype");
+  config["text_config"].erase("dtype");
+  config["text_config"]["routed_scaling_factor"] = 2.5;
+  put_file(model + "/other.json", config.dump());
+  fs::remove(model + "/config.json");
+  k3_ok({"convert", model + "/other.json", out, "--trunk", "f16"});
+  const json written = json::parse(file_text(out + "/config.json"));
+  EXPECT_EQ(written["text_config"]["routed_scaling_factor"], 2.5);
+  EXPECT_EQ(written["text_config"]["dtype"], "float16");
+}
+
 TEST(Convert, ReShardingChangesNoByte) {
   const Scratch scratch;
   const std::string out = scratch.path("three");

@@ -80,6 +80,14 @@ def stopped_at_four(folder):
     shutil.copytree(LAB.path("at-four"), LAB.path(folder))
 
 
+def closed_streams():
+    """Without standard streams their numbers go to files, and what is said must not end up in those."""
+    close = lambda: [os.close(number) for number in (0, 1, 2)]  # noqa: E731
+    LAB.train("closed", config="short.json", preexec_fn=close)
+    expect(LAB.losses("closed") == LAB.losses("good"), "other losses")
+    tensorboard("closed")
+
+
 # ---- checkpoints ----
 def damaged_checkpoints():
     files = ["model-%05d-of-000003.safetensors" % i for i in (1, 2, 3)] + ["model.safetensors.index.json", "state.json"]
@@ -289,7 +297,7 @@ def main():
             code, text = LAB.train("at-four", "--stop-after", "0.000001", config="short.json")
             expect(code == 0 and "goes on from there" in text, text)
         expect(LAB.checkpoints("at-four") == [4], "steps one by one: %s" % LAB.checkpoints("at-four"))
-        for test in (tensorboard, two_at_once, full_for_checkpoints, damaged_checkpoints, damaged_data, hostile_configs):
+        for test in (tensorboard, closed_streams, two_at_once, full_for_checkpoints, damaged_checkpoints, damaged_data, hostile_configs):
             test()
             print(test.__name__, "passed", flush=True)
         for name in ("log.jsonl", "events.out.tfevents.k3", "report.html"):

@@ -68,7 +68,7 @@ Status init_command(const InitOptions& options) {
                    format_bytes(summary.total.size_bytes), options.shards, options.shards > 1 ? "s" : ""));
   std::error_code ignored;
   const auto space = std::filesystem::space(options.out, ignored);
-  if (!ignored && static_cast<int64_t>(space.available) < summary.total.size_bytes) {
+  if (!ignored && space.available < static_cast<uintmax_t>(summary.total.size_bytes)) {  // the largest number: not known
     return fail(Code::exhausted, "{}: {} are needed, {} are free on that disk", options.out,
                 format_bytes(summary.total.size_bytes), format_bytes(static_cast<int64_t>(space.available)));
   }
@@ -82,6 +82,27 @@ Status init_command(const InitOptions& options) {
   return {};
 }
 
+namespace {
+
+// The config that goes with the converted weights.
+Result<std::string> converted_config(const ConvertOptionsCli& options, const ConvertOptions& convert) {
+  const std::string path = is_directory(options.model) ? join_path(options.model, "config.json") : options.model;
+  K3_TRY_ASSIGN(std::string json, read_file(path, int64_t{16} << 20));
+  if (convert.trunk) {
+    K3_TRY_ASSIGN(json, set_trunk_packing(json, *convert.trunk == DType::i8));
+  }
+  if (convert.trunk && *convert.trunk != DType::i8) {
+    const char* name = *convert.trunk == DType::bf16 ? "bfloat16" : *convert.trunk == DType::f16 ? "float16" : "float32";
+    K3_TRY_ASSIGN(json, set_dtype(json, name));
+  }
+  if (convert.experts != ConvertOptions::Experts::keep) {
+    K3_TRY_ASSIGN(json, set_expert_packing(json, convert.experts == ConvertOptions::Experts::mxfp4));
+  }
+  return json;
+}
+
+}  // namespace
+
 Status convert_command(const ConvertOptionsCli& options) {
   const std::string folder = model_folder(options.model);
   K3_TRY_ASSIGN(Config config, load_config(options.model));
@@ -91,7 +112,6 @@ Status convert_command(const ConvertOptionsCli& options) {
   if (std::filesystem::equivalent(folder, options.out, same)) {
     return fail(Code::invalid_argument, "OUT is the model itself; choose another folder");
   }
-  K3_TRY(prepare_output_folder(options.out, options.force));
   ConvertOptions convert;
   if (options.experts == "mxfp4") convert.experts = ConvertOptions::Experts::mxfp4;
   if (options.experts == "bf16") convert.experts = ConvertOptions::Experts::bf16;
@@ -101,20 +121,11 @@ Status convert_command(const ConvertOptionsCli& options) {
                     : options.trunk == "int8" ? DType::i8
                                               : DType::f32;
   convert.shards = options.shards;
+  K3_TRY_ASSIGN(const std::string json, converted_config(options, convert));
+  K3_TRY(prepare_output_folder(options.out, options.force));
   LazyBar bar("converting");
   K3_TRY_ASSIGN(const ConvertReport report, convert_checkpoint(source, config, options.out, convert, std::ref(bar)));
   bar.finish();
-  K3_TRY_ASSIGN(std::string json, read_file(join_path(folder, "config.json"), int64_t{16} << 20));
-  if (convert.trunk) {
-    K3_TRY_ASSIGN(json, set_trunk_packing(json, *convert.trunk == DType::i8));
-  }
-  if (convert.trunk && *convert.trunk != DType::i8) {
-    const char* name = *convert.trunk == DType::bf16 ? "bfloat16" : *convert.trunk == DType::f16 ? "float16" : "float32";
-    K3_TRY_ASSIGN(json, edit_config(json, std::vector<std::string>{fmt::format("dtype={}", name)}));
-  }
-  if (convert.experts != ConvertOptions::Experts::keep) {
-    K3_TRY_ASSIGN(json, set_expert_packing(json, convert.experts == ConvertOptions::Experts::mxfp4));
-  }
   K3_TRY(write_file(join_path(options.out, "config.json"), json));
   K3_TRY(copy_side_files(folder, options.out, /*readme=*/true));
   note(fmt::format("wrote {}: {} of {} tensors passed through, {} quantised, {} unpacked, {} recast; {} -> {}", options.out,

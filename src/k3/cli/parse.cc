@@ -1,4 +1,5 @@
 // The command line: every option of every command, its help and its checks. Commands live in cmd_*.cc.
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -34,9 +35,12 @@ namespace {
 constexpr int64_t kMostTokens = int64_t{1} << 24;
 constexpr int64_t kMostShards = 99999;  // the names of the files have five digits
 
-// CLI11 reads -1 as the largest number.
+// CLI11 reads -1, and all beyond the largest number, as the largest one.
 std::string check_seed(const std::string& text) {
-  return text.starts_with('-') ? "'" + text + "' is negative; a seed is a whole number from 0 on" : std::string();
+  if (text.starts_with('-')) return "'" + text + "' is negative; a seed is a whole number from 0 on";
+  uint64_t seed = 0;
+  const bool beyond = std::from_chars(text.data(), text.data() + text.size(), seed).ec == std::errc::result_out_of_range;
+  return beyond ? "'" + text + "' is more than a seed can be, 18446744073709551615" : std::string();
 }
 
 constexpr const char* kModelHelp = "Model folder in the released Hugging Face layout, or its config.json";
@@ -458,6 +462,15 @@ void catch_ends() {
   }
 }
 
+// A closed standard stream would leave its number to the next file that is opened, and what is printed would end up in that one. The
+// number is taken in the wrong direction, so that reading and writing fail as they would.
+void hold_standard_streams() {
+  for (const int number : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (::fcntl(number, F_GETFD) >= 0) continue;
+    if (::open("/dev/null", number == STDIN_FILENO ? O_WRONLY : O_RDONLY) < 0) return;
+  }
+}
+
 // The exit code of a finished command, after everything that it printed is out.
 int finish(Status status) {
   const Status output = output_status();
@@ -474,6 +487,7 @@ int cli_main(int argc, const char* const* argv) {
   std::signal(SIGPIPE, SIG_DFL);
   std::signal(SIGXFSZ, SIG_IGN);  // `ulimit -f`: the write fails and says where
   catch_ends();
+  hold_standard_streams();
   CLI::App app("k3: runs models of the Kimi K3 family.", "k3");
   app.set_version_flag("--version", version_text());
   app.require_subcommand(1);

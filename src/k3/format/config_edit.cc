@@ -12,9 +12,19 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+constexpr int kMaxDepth = 64;  // as of a config that is read; what writes one goes down the levels by recursion
+
+// Discarded: no JSON, or nested too deeply.
+Json parse_shallow(std::string_view text) {
+  bool deep = false;
+  const auto watch = [&](int depth, Json::parse_event_t, Json&) { return !(deep |= depth > kMaxDepth); };
+  Json json = Json::parse(text, watch, /*allow_exceptions=*/false);
+  return deep ? Json(Json::value_t::discarded) : json;
+}
+
 Result<Json> parse(std::string_view text) {
-  Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (json.is_discarded() || !json.is_object()) return fail(Code::corrupt, "the config is not a JSON object");
+  Json json = parse_shallow(text);
+  if (json.is_discarded() || !json.is_object()) return fail(Code::corrupt, "the config is not a JSON object of at most {} levels", kMaxDepth);
   return json;
 }
 
@@ -81,6 +91,9 @@ Json* item_of(Json& list, const std::string& number) {
 
 Result<Json*> resolve_path(Json& root, std::string_view whole) {
   std::string_view path = whole;
+  if (std::count(path.begin(), path.end(), '.') >= kMaxDepth) {
+    return fail(Code::invalid_argument, "a path of more than {} levels is none to a field of the config", kMaxDepth);
+  }
   Json* at = &root;
   // "linear_attn_config.num_heads" may leave out the leading "text_config.".
   const std::string first(path.substr(0, path.find('.')));
@@ -130,7 +143,7 @@ Result<std::string> edit_config(std::string_view json, std::span<const std::stri
     }
     const std::string name = assignment.substr(0, equals);
     const std::string text = assignment.substr(equals + 1);
-    Json value = Json::parse(text, nullptr, false);
+    Json value = parse_shallow(text);
     if (value.is_discarded()) value = text;
     if (name.find('.') != std::string::npos) {
       K3_TRY_ASSIGN(Json* const target, resolve_path(root, name));
@@ -170,6 +183,19 @@ Result<std::string> set_expert_packing(std::string_view json, bool mxfp4) {
                                    {"quantization_status", "compressed"},   {"kv_cache_scheme", nullptr},
                                    {"config_groups", {{"group_0", group}}}, {"ignore", ignore}};
   }
+  return dump(root);
+}
+
+Result<std::string> set_dtype(std::string_view json, std::string_view dtype) {
+  K3_TRY_ASSIGN(Json root, parse(json));
+  bool stated = false;
+  for (const char* name : {"dtype", "torch_dtype"}) {
+    for (Json* owner : owners_of(root, name)) {
+      (*owner)[name] = dtype;
+      stated = true;
+    }
+  }
+  if (!stated) text_config(root)["dtype"] = dtype;
   return dump(root);
 }
 

@@ -29,6 +29,9 @@ Result<std::string> remove_vision(std::string_view json);
 // Writes or removes the quantization_config of packed MXFP4 experts.
 Result<std::string> set_expert_packing(std::string_view json, bool mxfp4);
 
+// The dtype that a config states, wherever and under whichever of its two names; one that states none gets "dtype".
+Result<std::string> set_dtype(std::string_view json, std::string_view dtype);
+
 // Writes or removes the trunk_quantization of matrices in 8 bits.
 Result<std::string> set_trunk_packing(std::string_view json, bool int8);
 

@@ -79,6 +79,25 @@ TEST(ConfigEdit, RefusesWhatIsNotAnAssignment) {
   EXPECT_EQ(edit_config("[1]", {}).error().code, Code::corrupt);
 }
 
+TEST(ConfigEdit, TheDtypeUnderWhicheverName) {
+  EXPECT_EQ(json::parse(set_dtype(kNested, "float32").value())["text_config"]["dtype"], "float32");
+  const json both = json::parse(set_dtype(R"({"dtype":"a","text_config":{"dtype":"a","torch_dtype":"b"}})", "float16").value());
+  EXPECT_EQ(both, json::parse(R"({"dtype":"float16","text_config":{"dtype":"float16","torch_dtype":"float16"}})"));
+  EXPECT_EQ(json::parse(set_dtype(R"({"torch_dtype":"b"})", "c").value()), json::parse(R"({"torch_dtype":"c"})"));
+}
+
+// What writes a config goes down its levels by recursion: no depth that is given may end the program.
+TEST(ConfigEdit, NothingIsNestedDeeply) {
+  const std::string deep = std::string(100'000, '[') + std::string(100'000, ']');
+  EXPECT_EQ(edited({"text_config.new_field=" + deep})["text_config"]["new_field"], deep) << "a text";
+  EXPECT_EQ(edit_config("{\"a\": " + deep + "}", std::vector<std::string>{"a=1"}).error().code, Code::corrupt);
+  EXPECT_EQ(remove_vision("{\"a\": " + deep + "}").error().code, Code::corrupt);
+  std::string path = "text_config";
+  for (int level = 0; level < 100'000; ++level) path += ".a";
+  EXPECT_EQ(edit_config(kNested, std::vector<std::string>{path + "=1"}).error().code, Code::invalid_argument);
+  EXPECT_EQ(edited({"text_config.new_field=[[[1]]]"})["text_config"]["new_field"], json::parse("[[[1]]]"));
+}
+
 TEST(ConfigEdit, VisionAndPacking) {
   const json plain = json::parse(remove_vision(kNested).value());
   EXPECT_FALSE(plain.contains("vision_config"));

@@ -21,6 +21,10 @@
 namespace k3::cli {
 namespace {
 
+// Limits are given as ranges: the messages of CLI11's PositiveNumber print the largest double.
+constexpr int64_t kMostShards = 99999;  // the names of the files have five digits
+constexpr int64_t kMostSteps = int64_t{1} << 60;
+
 constexpr int kEnds[] = {SIGINT, SIGTERM, SIGHUP};
 std::atomic<bool> g_stop{false};
 bool g_say = false;
@@ -176,7 +180,7 @@ void add_train_commands(CLI::App& app, TrainOptions& train, ExportOptions& expor
   teach->add_option("--stop-after", train.stop_after, "Stop after so many seconds, with a checkpoint; the same command goes on")
       ->check(real_range(1e-9, 1e9));
   teach->add_option("--device", train.device, "Where to compute: cpu (default), cuda, or cuda:1 for the second GPU");
-  teach->add_option("-t,--threads", train.threads, "Threads (default: all that the process may use)")->check(CLI::PositiveNumber);
+  teach->add_option("-t,--threads", train.threads, "Threads (default: all that the process may use)")->check(CLI::Range(1, 1024));
   teach->add_flag("--batches", train.batches, "Do not train: write the tokens, targets and borders of every step to OUT, a .npy file");
   teach->add_flag("--json", train.json, "A JSON object at the end");
   teach->add_flag("-q,--quiet", train.quiet, "No lines while it runs");
@@ -191,9 +195,9 @@ void add_train_commands(CLI::App& app, TrainOptions& train, ExportOptions& expor
       "  k3 export run model --best     # the checkpoint with the lowest held-out loss");
   write->add_option("RUN", exporting.run, "The folder of k3 train")->required();
   write->add_option("OUT", exporting.out, "The model's folder")->required();
-  auto* const step = write->add_option("--step", exporting.step, "This checkpoint (default: the newest)")->check(CLI::NonNegativeNumber);
+  auto* const step = write->add_option("--step", exporting.step, "This checkpoint (default: the newest)")->check(range(int64_t{0}, kMostSteps));
   write->add_flag("--best", exporting.best, "The checkpoint with the lowest held-out loss")->excludes(step);
-  write->add_option("--shards", exporting.shards, "Files to write")->check(CLI::PositiveNumber);
+  write->add_option("--shards", exporting.shards, "Files to write")->check(CLI::Range(int64_t{1}, kMostShards));
   write->callback([&status, &exporting] { status = export_command(exporting); });
 }
 

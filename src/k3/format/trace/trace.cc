@@ -11,6 +11,7 @@ namespace k3 {
 namespace {
 
 constexpr int64_t kMostId = std::numeric_limits<int64_t>::max();
+constexpr int64_t kMostTurn = int64_t{1} << 62;  // records without a turn count on from it
 
 struct Columns {
   TraceKind kind;
@@ -163,7 +164,7 @@ Result<TraceRecord> TraceReader::from_json(std::string_view line) const {
   record.block_ids = fields.integers("hash_ids");
   record.block_tokens = record.block_ids.empty() ? 0 : options_.block_tokens;
   record.session = fields.integer("session", 0, kMostId, -1);
-  record.turn = fields.integer("turn", 0, kMostId, -1);
+  record.turn = fields.integer("turn", 0, kMostTurn, -1);
   record.turn_end = fields.integer("turn_end", record.input_tokens, kMostTraceTokens, -1);
   record.think_ms = fields.integer("think_ms", 0, kMostTraceTokens, 0);
   record.fork = fields.integer("fork", -1, kMostId, -1);

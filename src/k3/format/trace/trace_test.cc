@@ -173,6 +173,7 @@ TEST(Trace, BadLinesNameFileLineAndField) {
       {R"({"timestamp":1,"input_length":1,"output_length":1,"fork":-2})", "t:1: fork: "},
       {kLine + "\n" + R"({"timestamp":1499,"input_length":1,"output_length":1})",
        "t:2: timestamp: 1.499 s is before the 1.500 s"},
+      {R"({"timestamp":1,"input_length":1,"output_length":1,"session":4,"turn":9223372036854775807})", "t:1: turn: 9223372036854775807 is not between 0"},
       {R"({"timestamp":1,"input_length":1,"output_length":1,"session":4,"turn":1})" "\n"
        R"({"timestamp":2,"input_length":1,"output_length":1,"session":4,"turn":0})",
        "t:2: turn: 0 of session 4 comes after its turn 1"},

@@ -1,6 +1,7 @@
 #include "k3/train/run/batch_feed.h"
 
 #include <algorithm>
+#include <new>
 
 namespace k3::train {
 
@@ -51,7 +52,11 @@ void BatchFeed::work() {
       changed_.wait(lock, [&] { return stop_ || n < kSlots || asked_ > n - kSlots + 1; });
       if (stop_) return;
     }
-    status = make(first_step_ + n, slots_[n % kSlots]);
+    try {
+      status = make(first_step_ + n, slots_[n % kSlots]);
+    } catch (const std::bad_alloc&) {  // out of a thread it would end the program
+      status = fail(Code::exhausted, "no memory for the batches of step {}: fewer tokens_per_step need less", first_step_ + n + 1);
+    }
     const std::lock_guard lock(mutex_);
     if (status.ok()) made_ = n + 1;
     changed_.notify_all();

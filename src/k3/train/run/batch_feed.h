@@ -3,7 +3,7 @@
 // Units:    tokens.
 // Memory:   kSlots steps of batches; on a GPU pinned copies of them, sorted for the embedding's gradient.
 // Threads:  next() by one thread; `open` is called by the feed's own thread.
-// Errors:   next: those of `open`, and of pinned memory.
+// Errors:   next: those of `open`, and of pinned memory; exhausted where a batch finds no memory.
 // Source:   batches are a pure function of the step's number, so what was made ahead and is not used is simply made again by the run that
 //           resumes. What the thread is there for besides: pages of shards that are not in memory yet.
 #pragma once

@@ -92,5 +92,15 @@ TEST_F(BatchFeedTest, TellsWhatFailedWhenItsTurnComes) {
   EXPECT_EQ("no such source", missing.error().message);
 }
 
+// Thrown in the feed's thread, it would end the program.
+TEST_F(BatchFeedTest, SaysThatMemoryIsMissing) {
+  const auto none = [](size_t) -> Result<PackedBatches> { throw std::bad_alloc(); };
+  BatchFeed feed(config_, {}, kTestPad, none, 2);
+  const Result<StepBatches*> missing = feed.next();
+  ASSERT_FALSE(missing.ok());
+  EXPECT_EQ(Code::exhausted, missing.error().code);
+  EXPECT_NE(std::string::npos, missing.error().message.find("step 3")) << missing.error().message;
+}
+
 }  // namespace
 }  // namespace k3::train

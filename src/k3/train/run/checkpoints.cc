@@ -37,6 +37,7 @@ std::string state_json(const RunState& state) {
   out.begin_object();
   out.field("step", state.step).field("best_bits_per_byte", state.best_bits_per_byte).field("best_step", state.best_step);
   out.field("seconds", state.seconds).field("config_hash", state.config_hash);
+  out.field("model_hash", state.model_hash).field("data_hash", state.data_hash);
   out.end_object();
   return out.text() + "\n";
 }
@@ -51,7 +52,9 @@ Result<RunState> parse_state(std::string_view json, const std::string& source) {
   if (!best || *best < 0) return fail(Code::corrupt, "{}: 'best_bits_per_byte' is missing or no number from 0", source);
   if (!seconds || *seconds < 0) return fail(Code::corrupt, "{}: 'seconds' is missing or no number from 0", source);
   RunState state{*step, *best, *best_step, *seconds, {}};
-  if (const JsonNode* const hash = root->find_set("config_hash")) state.config_hash = hash->text;
+  for (const auto& [key, to] : {std::pair("config_hash", &state.config_hash), std::pair("model_hash", &state.model_hash), std::pair("data_hash", &state.data_hash)}) {
+    if (const JsonNode* const hash = root->find_set(key)) *to = hash->text;
+  }
   return state;
 }
 

@@ -1,6 +1,6 @@
 // Purpose:  where a run can be resumed: weights, optimizer state, position, written so that a kill at any moment loses no more than
 //           the steps since the last one.
-// Shapes:   the arena and its two moments as FP32 arrays; state.json: step, best evaluation, hash of the config.
+// Shapes:   the arena and its two moments as FP32 arrays; state.json: step, best evaluation, hashes of config, model and data.
 // Units:    steps.
 // Memory:   none besides the buffers of a write.
 // Threads:  one.
@@ -24,6 +24,8 @@ struct RunState {
   int64_t best_step = -1;  // none yet
   double seconds = 0;      // of training, over all parts of the run
   std::string config_hash;
+  // Of what the config names by path: the model's config and the manifest of the data. Empty: the checkpoint does not say.
+  std::string model_hash{}, data_hash{};
 };
 
 // state.json of a checkpoint; `source` is for messages (corrupt: what is missing, or no number that may stand there).

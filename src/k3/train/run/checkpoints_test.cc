@@ -12,13 +12,15 @@ std::string state(const std::string& step, const std::string& best, const std::s
 }
 
 TEST(CheckpointState, IsReadAsItWasWritten) {
-  for (const RunState& wrote : {RunState{0, 0, -1, 0, ""}, RunState{30, 1.2345678901234567, 20, 1e6 / 3, "0123ab"}}) {
+  for (const RunState& wrote : {RunState{0, 0, -1, 0, ""}, RunState{30, 1.2345678901234567, 20, 1e6 / 3, "0123ab", "cd", "ef"}}) {
     const RunState read = parse_state(state_json(wrote), "state.json").value();
     EXPECT_EQ(wrote.step, read.step);
     EXPECT_EQ(wrote.best_step, read.best_step);
     EXPECT_EQ(wrote.best_bits_per_byte, read.best_bits_per_byte);
     EXPECT_EQ(wrote.seconds, read.seconds);
     EXPECT_EQ(wrote.config_hash, read.config_hash);
+    EXPECT_EQ(wrote.model_hash, read.model_hash);
+    EXPECT_EQ(wrote.data_hash, read.data_hash);
   }
 }
 

@@ -45,6 +45,13 @@ Result<std::vector<int32_t>> Sampler::start(const std::string& kind, const std::
   return ids;
 }
 
+Status Sampler::check(const std::string& kind, const std::string& prompt, int64_t vocab) const {
+  K3_TRY_ASSIGN(const std::vector<int32_t> ids, start(kind, prompt));
+  const auto beyond = std::find_if(ids.begin(), ids.end(), [&](int32_t id) { return id >= vocab; });
+  if (beyond == ids.end()) return {};
+  return fail(Code::invalid_argument, "the tokenizer gives id {}, but the model's vocabulary has {}; set vocab_size", *beyond, vocab);
+}
+
 Result<std::string> Sampler::write(Gradient& model, const std::string& kind, const std::string& prompt, int64_t tokens) const {
   K3_TRY_ASSIGN(std::vector<int32_t> ids, start(kind, prompt));
   StreamDecoder decoder(*tokenizer_);

@@ -24,7 +24,8 @@ EvaluationRecord evaluate(Gradient& model, const EvalWindows& windows, int64_t r
 class Sampler {
  public:
   static Result<Sampler> create(const std::string& tokenizer_folder);
-  // `kind` as in SampleRecord.
+  // `kind` as in SampleRecord. Whether the prompt can be written for a model of so many ids.
+  Status check(const std::string& kind, const std::string& prompt, int64_t vocab) const;
   Result<std::string> write(Gradient& model, const std::string& kind, const std::string& prompt, int64_t tokens) const;
 
  private:

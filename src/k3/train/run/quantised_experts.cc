@@ -1,6 +1,7 @@
 #include "k3/train/run/quantised_experts.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "k3/ops/optim/fake_quant/fake_quant.h"
 
@@ -32,10 +33,17 @@ Result<QuantisedExperts> QuantisedExperts::create(TrainWeights& weights) {
 }
 
 void QuantisedExperts::attach(ops::Tape& tape, const Tensor& grads) {
-  attached_ = true;
+  if (std::exchange(attached_, true)) return;
   tape.parameters(copies_.data(), dtype_, weights_->elements, grads);
-  const std::byte* const base = weights_->device.is_cuda() ? weights_->compute.data() : weights_->arena.data();
-  const auto move = [&](ops::Weight& w) { w.data = copies_.data() + (static_cast<const std::byte*>(w.data) - base); };
+  move_experts(masters(), copies_.data());
+}
+
+void QuantisedExperts::detach() {
+  if (std::exchange(attached_, false)) move_experts(copies_.data(), masters());
+}
+
+void QuantisedExperts::move_experts(const std::byte* from, std::byte* to) {
+  const auto move = [&](ops::Weight& w) { w.data = to + (static_cast<const std::byte*>(w.data) - from); };
   for (LayerWeights& layer : weights_->set.layers) {
     for (ops::ExpertWeights& expert : layer.moe.experts) {
       move(expert.w1);

@@ -18,6 +18,8 @@ class QuantisedExperts {
   static Result<QuantisedExperts> create(TrainWeights& weights);
   // The forward reads quantised experts from now on; `grads` are the masters'.
   void attach(ops::Tape& tape, const Tensor& grads);
+  // It reads the masters again, until the next attach().
+  void detach();
   // After every step of the optimizer.
   void refresh(const ops::Ctx& ctx);
   bool attached() const { return attached_; }
@@ -28,6 +30,10 @@ class QuantisedExperts {
   struct Run {
     int64_t at, rows, cols;
   };
+  // What the forward reads goes from one of two arenas of the same places to the other.
+  void move_experts(const std::byte* from, std::byte* to);
+  std::byte* masters() const { return weights_->device.is_cuda() ? weights_->compute.data() : weights_->arena.data(); }
+
   TrainWeights* weights_;
   std::vector<Run> runs_;
   Storage copies_;

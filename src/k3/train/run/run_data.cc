@@ -39,6 +39,8 @@ Status RunData::open_held_out() {
   for (const SourceInfo& info : manifest_.sources) {
     if (info.split != Split::valid) continue;
     if (!wanted.empty() && std::find(wanted.begin(), wanted.end(), info.name) == wanted.end()) continue;
+    // A small part of few documents may be none: nothing to measure, and nothing that hinders the training.
+    if (wanted.empty() && info.documents == 0) continue;
     K3_TRY_ASSIGN(const TokenShards* const source, shards_of(info));
     K3_TRY_ASSIGN(EvalWindows windows, EvalWindows::create(*source, manifest_.pad, 1024, config_->evaluate_tokens));
     held_out_.emplace_back(info.name, std::move(windows));

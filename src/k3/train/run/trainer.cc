@@ -71,6 +71,7 @@ struct Trainer::Impl {
   TrainWeights& trained() { return on_device ? *on_device : weights; }
   Status open();
   Status resume();
+  Status write_config_path() const;
   Status enter_phase(size_t phase);
   bool pauses_after(int64_t step) const;
   Status queue_step();
@@ -78,6 +79,7 @@ struct Trainer::Impl {
   Result<StepRecord> finish_step();
   Status after_step(const StepRecord& record);
   Status evaluate_all();
+  std::vector<std::pair<std::string, std::string>> prompts() const;
   Status write_samples();
   Status save();
   Status to_device();
@@ -122,10 +124,12 @@ Status Trainer::Impl::resume() {
   // Of a resumed run, too: the config of its checkpoints says which model it was begun from.
   if (!config.start.empty()) K3_TRY(read_start(config, weights));
   state.config_hash = sha256_hex(config.json);
+  state.model_hash = sha256_hex(config.model_json);
+  state.data_hash = sha256_hex(manifest_json(data->manifest()));
   K3_TRY_ASSIGN(const std::optional<int64_t> newest, checkpoints.newest());
   if (!newest) {
     if (config.start.empty()) draw_train_weights(weights, config.seed, pool);
-    K3_TRY(write_file(options.folder + "/config_path", std::filesystem::absolute(config.path).string()));
+    K3_TRY(write_config_path());
     return write_file(options.folder + "/train.json", config.json);
   }
   const std::string advice = "cannot be resumed; to go on from an older checkpoint, or from the start, remove " + checkpoints.path(*newest);
@@ -135,15 +139,34 @@ Status Trainer::Impl::resume() {
     return fail(Code::invalid_argument, "{}: this run was begun with another config ({}/train.json); resume it with that one, or take another folder",
                 options.folder, options.folder);
   }
+  // The same text may name other things by now.
+  if (!found.model_hash.empty() && found.model_hash != state.model_hash) {
+    return fail(Code::invalid_argument, "{}: the model's config is another one than when this run was begun; resume it with that one, or take another folder",
+                options.folder);
+  }
+  if (!found.data_hash.empty() && found.data_hash != state.data_hash) {
+    return fail(Code::invalid_argument, "{}: {} holds other data than when this run was begun; resume it with those, or take another folder", options.folder,
+                config.data);
+  }
+  const RunState begun = state;
   K3_TRY_ASSIGN(state, checkpoints.load(*newest, weights, first, second).with_context(advice));
+  state.model_hash = begun.model_hash;
+  state.data_hash = begun.data_hash;
   resumed = state.step;
-  return {};
+  return write_config_path();
+}
+
+// What the paths in the config are relative to. A resumed run may have moved.
+Status Trainer::Impl::write_config_path() const {
+  return write_file(options.folder + "/config_path", std::filesystem::absolute(config.path).string());
 }
 
 Status Trainer::Impl::open() {
   K3_TRY_ASSIGN(data, RunData::open(config));
   K3_TRY_ASSIGN(Sampler opened_sampler, Sampler::create(config.tokenizer));
   sampler = std::make_unique<Sampler>(std::move(opened_sampler));
+  // Now, not when the first one is due: that may be after the last step, before its checkpoint.
+  for (const auto& [kind, prompt] : prompts()) K3_TRY(sampler->check(kind, prompt, config.model.vocab_size).with_context(config.path + ": sample." + kind));
   K3_TRY_ASSIGN(RunFolder locked, RunFolder::open(options.folder));
   folder = std::make_unique<RunFolder>(std::move(locked));
   const int64_t bytes = weights.elements * dtype_bytes(weights.dtype);
@@ -181,11 +204,15 @@ Status Trainer::Impl::open() {
 
 Status Trainer::Impl::enter_phase(size_t p) {
   const Phase& now = config.phases[p];
-  if (now.mxfp4_experts && !quantised) {
-    K3_TRY_ASSIGN(QuantisedExperts made, QuantisedExperts::create(trained()));
-    quantised = std::make_unique<QuantisedExperts>(std::move(made));
+  if (now.mxfp4_experts) {
+    if (!quantised) {
+      K3_TRY_ASSIGN(QuantisedExperts made, QuantisedExperts::create(trained()));
+      quantised = std::make_unique<QuantisedExperts>(std::move(made));
+    }
     quantised->attach(gradient->tape(), grads);
     quantised->refresh(gradient->ctx());
+  } else if (quantised) {
+    quantised->detach();
   }
   gradient->ctx().mxfp8_experts = now.mxfp8_activations;
   phase = p;
@@ -278,9 +305,16 @@ Status Trainer::Impl::evaluate_all() {
   return {};
 }
 
+// Kind and text of what is sampled.
+std::vector<std::pair<std::string, std::string>> Trainer::Impl::prompts() const {
+  std::vector<std::pair<std::string, std::string>> out;
+  if (!config.sample.text.empty()) out.emplace_back("text", config.sample.text);
+  if (!config.sample.chat.empty()) out.emplace_back("chat", config.sample.chat);
+  return out;
+}
+
 Status Trainer::Impl::write_samples() {
-  for (const auto& [kind, prompt] : {std::pair{"text", config.sample.text}, std::pair{"chat", config.sample.chat}}) {
-    if (prompt.empty()) continue;
+  for (const auto& [kind, prompt] : prompts()) {
     SampleRecord record{state.step, kind, prompt, ""};
     K3_TRY_ASSIGN(record.text, sampler->write(*gradient, kind, prompt, config.sample.tokens));
     K3_TRY(log->add(record));
@@ -330,6 +364,7 @@ Status Trainer::Impl::after_step(const StepRecord& record) {
 Result<RunSummary> Trainer::Impl::run() {
   const Clock::time_point start = Clock::now();
   RunSummary summary;
+  if (!log->steps().empty()) summary.last_loss = log->steps().back().loss;  // of a part before, should there be no step left
   saved = state.step == resumed && resumed > 0 ? resumed : -1;
   if (state.step < config.total_steps()) {
     feed = std::make_unique<BatchFeed>(config, options.device, data->manifest().pad, [this](size_t p) { return data->batches_of(p); }, state.step);

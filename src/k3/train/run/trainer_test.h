@@ -96,6 +96,7 @@ class TrainerTest : public testing::Test {
   static void expect_resumes(const TrainConfig& config, std::initializer_list<int64_t> stops, Device device = {}) {
     RunOptions options;
     options.device = device;
+    std::filesystem::remove_all(root() + "/whole");
     const std::vector<double> whole = run_all(config, root() + "/whole", 2, options);
     for (const int64_t stop_at : stops) {
       const std::string folder = root() + "/resumed";

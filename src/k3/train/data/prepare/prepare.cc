@@ -75,12 +75,13 @@ class Preparer {
     if (options_.shard_tokens < 1 || options_.shard_tokens > kMostShardTokens / 2) {
       return fail(Code::invalid_argument, "shards of {} tokens; give 1 to {}", options_.shard_tokens, kMostShardTokens / 2);
     }
-    std::map<std::pair<std::string, Split>, std::string> names;
+    std::map<std::string, std::string> names;  // of shards, which a source shares with no other: NAME.valid is a name, too
     const auto add = [&](const std::string& file, Split split) -> Status {
-      const auto [found, added] = names.emplace(std::pair(source_name(file), split), file);
+      const std::string name = source_name(file);
+      const auto [found, added] = names.emplace(shard_name(name, split), file);
       if (added) return {};
-      return fail(Code::invalid_argument, "{} and {} would both be source {} of the split {}; rename one", found->second, file,
-                  found->first.first, split_name(split));
+      return fail(Code::invalid_argument, "{} and {} would both have shards {}-00000.k3t (source {} of the split {}); rename one", found->second, file,
+                  found->first, name, split_name(split));
     };
     for (const std::string& file : options_.valid) K3_TRY(add(file, Split::valid));
     for (const std::string& file : options_.train) {

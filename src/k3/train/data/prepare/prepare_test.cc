@@ -159,6 +159,24 @@ TEST_F(PrepareTest, NeverReplacesUnasked) {
   EXPECT_EQ(load_manifest(out_)->names(Split::train), "b");
 }
 
+// "a" held out and "a.valid" trained on would write the same files.
+TEST_F(PrepareTest, NoTwoSourcesShareShards) {
+  const std::string a = put("a.txt", kStories), named_valid = put("a.valid.txt", "Other words.");
+  PrepareOptions both = options({a, named_valid});
+  EXPECT_TRUE(run(both).ok());
+  both.force = true;
+  both.holdout = 0.2;
+  const auto shared = run(both);
+  ASSERT_FALSE(shared.ok());
+  EXPECT_EQ(shared.error().code, Code::invalid_argument);
+  EXPECT_NE(shared.error().message.find("a.valid-00000.k3t"), std::string::npos) << shared.error().message;
+  EXPECT_TRUE(path_exists(join_path(out_, kManifestName))) << "what was there is gone";
+  PrepareOptions held = options({named_valid});
+  held.force = true;
+  held.valid = {a};
+  EXPECT_FALSE(run(held).ok());
+}
+
 TEST_F(PrepareTest, AFailureLeavesNoShards) {
   PrepareOptions o = options({put("a.txt", "one\n<|endoftext|>\ntwo"), put("bad.jsonl", std::string(kChat) + "{}\n")});
   o.shard_tokens = 1;

@@ -7,6 +7,8 @@
 
 namespace k3::train {
 
+std::string shard_name(const std::string& source, Split split) { return split == Split::valid ? source + ".valid" : source; }
+
 SourceWriter::SourceWriter(std::string folder, SourceInfo info, int64_t vocab, int64_t shard_tokens)
     : folder_(std::move(folder)), info_(std::move(info)), vocab_(vocab), shard_tokens_(shard_tokens) {}
 
@@ -30,7 +32,7 @@ Status SourceWriter::add(const DocumentIds& document) {
 
 Status SourceWriter::write_shard() {
   ShardInfo shard;
-  shard.file = fmt::format("{}{}-{:05}.k3t", info_.name, info_.split == Split::valid ? ".valid" : "", info_.shards.size());
+  shard.file = fmt::format("{}-{:05}.k3t", shard_name(info_.name, info_.split), info_.shards.size());
   shard.tokens = static_cast<int64_t>(content_.ids.size());
   shard.documents = static_cast<int64_t>(content_.ends.size());
   const std::string bytes = encode_shard(content_, vocab_);

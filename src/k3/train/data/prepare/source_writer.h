@@ -16,6 +16,9 @@
 
 namespace k3::train {
 
+// What the names of a source's shards begin with.
+std::string shard_name(const std::string& source, Split split);
+
 class SourceWriter {
  public:
   // Shards are closed at the first document border at or after shard_tokens.
