@@ -401,7 +401,7 @@ std::vector<EngineCore::Line*> EngineCore::plan_step(std::vector<StepItem>& item
 RowChoice EngineCore::choice_of(const Line& line) const {
   const Request& r = line.job->request;
   const bool forks = line.generated == 0 && line.job->lines.size() > 1;
-  const bool masked = line.constraint.has_value() || (line.generated < r.min_tokens && !r.stop_ids.empty());
+  const bool masked = line.constraint.has_value() || line.waits_for_stop();
   if (!executor_.can_choose() || line.modelled() || r.logprobs >= 0 || forks || masked) return {};
   return line.sampler->plain_row(static_cast<uint64_t>(line.generated));
 }
