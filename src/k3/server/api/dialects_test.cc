@@ -204,13 +204,18 @@ TEST_F(Dialects, Metrics) {
     context.options.vllm_metrics = true;
     context.options.developer = true;
   });
+  engine_.stats.requests_done = 10;
+  engine_.stats.requests_failed = 1;
   engine_.stats.requests_cancelled = 3;
+  engine_.stats.requests_rejected = 2;
   engine_.stats.cache.pages = 10;
   engine_.stats.cache.pages_running_mla = 2;
   engine_.stats.cache.pages_running_kda = 5;
   engine_.stats.ttft = {{0.1, 1}, {1, 2, 3}, 9};
   const std::string text = get("/metrics").body;
-  for (const char* line : {"k3:requests_cancelled_total 3\n", "k3:pages{use=\"running_kda\"} 5\n",
+  for (const char* line : {"k3:requests_total{end=\"done\"} 6\n", "k3:requests_total{end=\"failed\"} 1\n",
+                           "k3:requests_total{end=\"cancelled\"} 3\n", "k3:requests_total{end=\"rejected\"} 2\n",
+                           "k3:requests_cancelled_total 3\n", "k3:pages{use=\"running_kda\"} 5\n",
                            "vllm:kv_cache_usage_perc{model_name=\"tiny\"} 0.5\n",
                            "vllm:time_to_first_token_seconds_bucket{model_name=\"tiny\",le=\"1\"} 3\n",
                            "k3:time_to_first_token_seconds_count 6\n"}) {
