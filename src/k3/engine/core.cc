@@ -245,6 +245,11 @@ bool EngineCore::admit_line(Line& line) {
                   false,            admission->copied_bytes,  admission->fetched_bytes,  0};
       break;
     }
+    // The pool has shrunk (quarantine) since the answer was preempted.
+    if (admission.error().code == Code::invalid_argument && line.generated > 0) {
+      end(line, EndReason::context);
+      return true;
+    }
     if (admission.error().code != Code::exhausted) {
       note_device(admission.error());
       fault(line, std::move(admission).take_error(), false);
@@ -310,6 +315,10 @@ bool EngineCore::make_room(Line& line, int64_t tokens) {
   for (;;) {
     Status status = cache_.grow(*line.sequence, tokens);
     if (status.ok()) return true;
+    if (status.error().code == Code::invalid_argument && line.generated > 0) {  // more than the whole pool holds
+      end(line, EndReason::context);
+      return false;
+    }
     if (status.error().code != Code::exhausted) {
       fault(line, std::move(status).take_error(), false);
       return false;

@@ -186,6 +186,34 @@ TEST(EngineCore, StopIdsMinTokensAndTheReader) {
   EXPECT_EQ(reader.ids[0].size(), 4u);
 }
 
+// The pool holds less than a context: answers end where its pages do, with others beside them or alone.
+TEST(EngineCore, AnAnswerThatOutgrowsThePoolEndsThere) {
+  const auto answers = [](size_t count) {
+    TinyEngine e(exact(), 0, [](TinyEngine& t) {
+      const cache::CacheShape& shape = t.cache_options.shape;
+      t.cache_options.pool_bytes = (2 + shape.groups()) * shape.page_bytes;
+      t.options.ctx_tokens = 4 * shape.page_tokens;
+    });
+    const int64_t room = 2 * e.cache->shape().page_tokens;
+    std::vector<Outcome> outs(count);
+    for (size_t i = 0; i < count; ++i) {
+      Request r = request(ids(static_cast<size_t>(room) - 6 - i), 0);
+      r.choices = i == 0 ? 2 : 1;
+      listen(r, outs[i]);
+      e.submit(std::move(r));
+    }
+    run_all(*e.core);
+    for (size_t i = 0; i < count; ++i) {
+      EXPECT_FALSE(outs[i].summary->error) << outs[i].summary->error->message;
+      for (const std::vector<int32_t>& answer : outs[i].ids) EXPECT_EQ(answer.size(), 7 + i);  // the last one is not fed
+      for (const auto& end : outs[i].ends) EXPECT_EQ(end, EndReason::context);
+    }
+    return outs;
+  };
+  const auto alone = answers(1), crowd = answers(4);
+  EXPECT_EQ(alone[0].ids, crowd[0].ids);
+}
+
 TEST(EngineCore, ContextDeadlineAndCancelEndARequest) {
   TinyEngine e(exact(), 60, [](TinyEngine& t) { t.options.ctx_tokens = 50; });
   Outcome context, deadline, cancelled;
