@@ -447,11 +447,14 @@ TEST_F(Dialects, ResponseConversationAndErrors) {
   EXPECT_THAT(test::shorten(prompt), HasSubstr("E(low)"));
   for (const char* fields :
        {R"("input":"x","previous_response_id":"r")", R"("input":[])", R"("input":"x","background":true)", R"("x":1)",
-        R"("input":"x","tools":[{"type":"web_search"}])", R"("input":[{"type":"mystery"}])"}) {
+        R"("input":"x","tools":[{"type":"web_search"}])", R"("input":[{"type":"mystery"}])",
+        R"("input":"x","conversation":"c")", R"("input":"x","instructions":5)", R"("input":"x","reasoning":"high")",
+        R"("input":"x","text":"json")"}) {
     EXPECT_EQ(post("/v1/responses", fmt::format(R"({{"model":"tiny",{}}})", fields)).status, 400) << fields;
   }
   for (const auto& [item, param] : {std::pair(R"({"role":"user"})", "input[0].content"),
                                     std::pair(R"({"type":"function_call_output","call_id":"c"})", "input[0].output"),
+                                    std::pair(R"({"type":"function_call","call_id":"c","name":"f","arguments":5})", "input[0].arguments"),
                                     std::pair(R"({"type":"mystery"})", "input[0].type")}) {
     const Json error =
         Json::parse(post("/v1/responses", fmt::format(R"({{"model":"tiny","input":[{}]}})", item)).body)["error"];
