@@ -224,6 +224,8 @@ bool EngineCore::take_idle(Line& line) {
   admitted.prompt_tokens = line.size();
   admitted.cached_tokens = admitted.matched_tokens = length;
   admitted.resumed_idle = true;
+  counters_.resumed_prompt_tokens += line.size();
+  counters_.resumed_tokens += length;
   start(line, admitted);
   return true;
 }

@@ -386,6 +386,9 @@ TEST(EngineCore, AnIdleSequenceGoesOnToTheToken) {
   EXPECT_TRUE(second.admitted->resumed_idle);
   EXPECT_EQ(second.admitted->cached_tokens, 37 + 5);  // the last token was never fed
   EXPECT_EQ(second.ids[0], plain_answer(plain, 0, exact(), 400));
+  const EngineStats stats = e.core->stats();
+  EXPECT_EQ(stats.resumed_tokens, 37 + 5);
+  EXPECT_EQ(stats.cache.prompt_tokens + stats.resumed_prompt_tokens, stats.prompt_tokens);
 }
 
 TEST(EngineCore, SavedSlotsComeBackToTheBitInAnotherEngine) {

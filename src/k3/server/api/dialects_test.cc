@@ -208,6 +208,11 @@ TEST_F(Dialects, Metrics) {
   engine_.stats.requests_failed = 1;
   engine_.stats.requests_cancelled = 3;
   engine_.stats.requests_rejected = 2;
+  engine_.stats.cache.prompt_tokens = 100;
+  engine_.stats.cache.matched_tokens = 30;
+  engine_.stats.cache.hit_tokens = 20;
+  engine_.stats.resumed_prompt_tokens = 50;
+  engine_.stats.resumed_tokens = 40;
   engine_.stats.cache.pages = 10;
   engine_.stats.cache.pages_running_mla = 2;
   engine_.stats.cache.pages_running_kda = 5;
@@ -215,6 +220,10 @@ TEST_F(Dialects, Metrics) {
   const std::string text = get("/metrics").body;
   for (const char* line : {"k3:requests_total{end=\"done\"} 6\n", "k3:requests_total{end=\"failed\"} 1\n",
                            "k3:requests_total{end=\"cancelled\"} 3\n", "k3:requests_total{end=\"rejected\"} 2\n",
+                           "k3:prefix_query_tokens_total 150\n", "k3:prefix_matched_tokens_total 70\n",
+                           "k3:prefix_hit_tokens_total 60\n",
+                           "vllm:prefix_cache_queries_total{model_name=\"tiny\"} 150\n",
+                           "vllm:prefix_cache_hits_total{model_name=\"tiny\"} 60\n",
                            "k3:requests_cancelled_total 3\n", "k3:pages{use=\"running_kda\"} 5\n",
                            "vllm:kv_cache_usage_perc{model_name=\"tiny\"} 0.5\n",
                            "vllm:time_to_first_token_seconds_bucket{model_name=\"tiny\",le=\"1\"} 3\n",
