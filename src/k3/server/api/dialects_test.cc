@@ -225,7 +225,7 @@ TEST_F(Dialects, Metrics) {
                            "vllm:prefix_cache_queries_total{model_name=\"tiny\"} 150\n",
                            "vllm:prefix_cache_hits_total{model_name=\"tiny\"} 60\n",
                            "k3:requests_cancelled_total 3\n", "k3:pages{use=\"running_kda\"} 5\n",
-                           "vllm:kv_cache_usage_perc{model_name=\"tiny\"} 0.5\n",
+                           "vllm:kv_cache_usage_perc{model_name=\"tiny\"} 0.7\n",
                            "vllm:time_to_first_token_seconds_bucket{model_name=\"tiny\",le=\"1\"} 3\n",
                            "k3:time_to_first_token_seconds_count 6\n"}) {
     EXPECT_THAT(text, HasSubstr(line));

@@ -1,7 +1,5 @@
 #include "k3/server/api/metrics.h"
 
-#include <algorithm>
-
 #include "k3/base/metrics/metrics.h"
 
 namespace k3::server {
@@ -87,9 +85,9 @@ void http_side(MetricsText& m, const http::ServerStats& h) {
   m.counter("k3:http_cut_off_total", "Clients cut off because they did not read.", real(h.cut_off));
 }
 
-// The share of the pool that is in use for running sequences, of the kind that has more.
-double busier_share(const cache::CacheStats& c) {
-  return c.pages > 0 ? real(std::max(c.pages_running_mla, c.pages_running_kda)) / real(c.pages) : 0;
+// The share of the pool that sequences hold, in pages of both kinds: they come from one pool.
+double used_share(const cache::CacheStats& c) {
+  return c.pages > 0 ? real(c.pages_running_mla + c.pages_running_kda) / real(c.pages) : 0;
 }
 
 void vllm_names(MetricsText& m, const EngineStats& s, const std::string& model) {
@@ -99,7 +97,7 @@ void vllm_names(MetricsText& m, const EngineStats& s, const std::string& model) 
   };
   m.gauge("vllm:num_requests_running", "Requests running.", real(s.running), labels);
   m.gauge("vllm:num_requests_waiting", "Requests waiting.", real(s.waiting), labels);
-  m.gauge("vllm:kv_cache_usage_perc", "Use of the busier pool; 1 is full.", busier_share(s.cache), labels);
+  m.gauge("vllm:kv_cache_usage_perc", "Share of the pool that sequences hold; 1 is full.", used_share(s.cache), labels);
   m.counter("vllm:prefix_cache_queries_total", "Tokens looked up.", asked_tokens(s), labels);
   m.counter("vllm:prefix_cache_hits_total", "Tokens found.", skipped_tokens(s), labels);
   m.counter("vllm:prompt_tokens_total", "Prompt tokens.", real(s.prompt_tokens), labels);
