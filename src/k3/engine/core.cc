@@ -183,10 +183,10 @@ void EngineCore::occupy(Line& line) {
 }
 
 // Gives up the idle sequence that was used least recently.
-bool EngineCore::release_idle() {
+bool EngineCore::release_idle(const Slot* except) {
   Slot* oldest = nullptr;
   for (Slot& slot : slots_) {
-    if (slot.idle && (oldest == nullptr || slot.last_use < oldest->last_use)) oldest = &slot;
+    if (slot.idle && &slot != except && (oldest == nullptr || slot.last_use < oldest->last_use)) oldest = &slot;
   }
   if (oldest == nullptr) return false;
   empty(*oldest);

@@ -391,6 +391,24 @@ TEST(EngineCore, AnIdleSequenceGoesOnToTheToken) {
   EXPECT_EQ(stats.cache.prompt_tokens + stats.resumed_prompt_tokens, stats.prompt_tokens);
 }
 
+TEST(EngineCore, AForkTakesTheRoomOfOtherIdleSequences) {
+  TinyEngine e(exact(), 0, [](TinyEngine& t) {
+    const cache::CacheShape& shape = t.cache_options.shape;
+    t.cache_options.pool_bytes = 2 * (1 + shape.groups()) * shape.page_bytes;  // two sequences of a page, and nothing else
+  });
+  for (uint64_t seed : {1, 2}) {
+    e.submit(request(ids(20, seed), 2));
+    run_all(*e.core);
+  }
+  ASSERT_EQ(e.core->stats().slots[1].state, SlotState::idle);
+  const auto copy = e.core->fork_slot(0);
+  ASSERT_TRUE(copy.ok()) << copy.error().message;
+  EXPECT_EQ(copy->tokens, 21);
+  EXPECT_EQ(e.core->stats().slots[0].tokens, 21);  // the original stays
+  EXPECT_EQ(e.core->stats().slots[1].state, SlotState::empty);
+  e.cache->check().value();
+}
+
 TEST(EngineCore, SavedSlotsComeBackToTheBitInAnotherEngine) {
   const std::string file = testing::TempDir() + fmt::format("k3_saved_{}", ::getpid());
   std::vector<int32_t> prompt = ids(61);
