@@ -125,12 +125,6 @@ std::vector<RequestId> EngineCore::requests() const {
   return out;
 }
 
-int64_t EngineCore::waiting_requests() const {
-  int64_t count = 0;
-  for (const Line* line : waiting_) count += line->choice == 0 && !line->resumed ? 1 : 0;
-  return count;
-}
-
 Candidate EngineCore::candidate(const Line& line) const {
   const Job& job = *line.job;
   Candidate c;

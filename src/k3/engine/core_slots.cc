@@ -81,6 +81,12 @@ Result<SlotResult> EngineCore::fork_slot(int32_t index) {
   return SlotResult{target, tokens, 0, executor_.now_seconds() - begin};
 }
 
+int64_t EngineCore::waiting_requests() const {
+  int64_t count = 0;
+  for (const Line* line : waiting_) count += line->choice == 0 && !line->resumed ? 1 : 0;
+  return count;
+}
+
 EngineStats EngineCore::stats() const {
   EngineStats s = counters_;
   s.cache = cache_.stats();
