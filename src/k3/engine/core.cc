@@ -125,12 +125,6 @@ std::vector<RequestId> EngineCore::requests() const {
   return out;
 }
 
-int64_t EngineCore::waiting_requests() const {
-  int64_t count = 0;
-  for (const Line* line : waiting_) count += line->choice == 0 && !line->resumed ? 1 : 0;
-  return count;
-}
-
 Candidate EngineCore::candidate(const Line& line) const {
   const Job& job = *line.job;
   Candidate c;
@@ -183,10 +177,10 @@ void EngineCore::occupy(Line& line) {
 }
 
 // Gives up the idle sequence that was used least recently.
-bool EngineCore::release_idle() {
+bool EngineCore::release_idle(const Slot* except) {
   Slot* oldest = nullptr;
   for (Slot& slot : slots_) {
-    if (slot.idle && (oldest == nullptr || slot.last_use < oldest->last_use)) oldest = &slot;
+    if (slot.idle && &slot != except && (oldest == nullptr || slot.last_use < oldest->last_use)) oldest = &slot;
   }
   if (oldest == nullptr) return false;
   empty(*oldest);
@@ -224,6 +218,8 @@ bool EngineCore::take_idle(Line& line) {
   admitted.prompt_tokens = line.size();
   admitted.cached_tokens = admitted.matched_tokens = length;
   admitted.resumed_idle = true;
+  counters_.resumed_prompt_tokens += line.size();
+  counters_.resumed_tokens += length;
   start(line, admitted);
   return true;
 }
@@ -244,6 +240,11 @@ bool EngineCore::admit_line(Line& line) {
       admitted = {line.size(),      admission->cached_tokens, admission->matched_tokens, admission->limit,
                   false,            admission->copied_bytes,  admission->fetched_bytes,  0};
       break;
+    }
+    // The pool has shrunk (quarantine) since the answer was preempted.
+    if (admission.error().code == Code::invalid_argument && line.generated > 0) {
+      end(line, EndReason::context);
+      return true;
     }
     if (admission.error().code != Code::exhausted) {
       note_device(admission.error());
@@ -310,6 +311,10 @@ bool EngineCore::make_room(Line& line, int64_t tokens) {
   for (;;) {
     Status status = cache_.grow(*line.sequence, tokens);
     if (status.ok()) return true;
+    if (status.error().code == Code::invalid_argument && line.generated > 0) {  // more than the whole pool holds
+      end(line, EndReason::context);
+      return false;
+    }
     if (status.error().code != Code::exhausted) {
       fault(line, std::move(status).take_error(), false);
       return false;
@@ -401,7 +406,7 @@ std::vector<EngineCore::Line*> EngineCore::plan_step(std::vector<StepItem>& item
 RowChoice EngineCore::choice_of(const Line& line) const {
   const Request& r = line.job->request;
   const bool forks = line.generated == 0 && line.job->lines.size() > 1;
-  const bool masked = line.constraint.has_value() || (line.generated < r.min_tokens && !r.stop_ids.empty());
+  const bool masked = line.constraint.has_value() || line.waits_for_stop();
   if (!executor_.can_choose() || line.modelled() || r.logprobs >= 0 || forks || masked) return {};
   return line.sampler->plain_row(static_cast<uint64_t>(line.generated));
 }

@@ -90,7 +90,7 @@ class EngineCore {
   void start(Line& line, const Admitted& admitted);
   void occupy(Line& line);
   int32_t free_slot(int32_t except = -1) const;
-  bool release_idle();
+  bool release_idle(const Slot* except = nullptr);
   void empty(Slot& slot);
   void keep_idle(Slot& slot, cache::SequenceId sequence, Kept kept);
   Kept kept_of(const Line& line) const;

@@ -99,17 +99,20 @@ void EngineCore::fork_choices(Line& first, std::span<const float> logits) {
 void EngineCore::sample(Line& line, std::span<const float> logits) { take(line, choose(line, logits), logits); }
 
 Result<int32_t> EngineCore::choose(Line& line, std::span<const float> logits) {
-  const Request& r = line.job->request;
   std::span<const uint32_t> mask;
   const auto words = mask_words(static_cast<int64_t>(logits.size()));
   mask_.resize(words);
-  if (line.constraint && line.constraint->fill_mask(mask_)) mask = mask_;
-  if (line.generated < r.min_tokens && !r.stop_ids.empty()) {
-    if (mask.empty()) std::fill(mask_.begin(), mask_.end(), ~uint32_t{0});
+  const bool constrained = line.constraint && line.constraint->fill_mask(mask_);
+  if (constrained) mask = mask_;
+  if (line.waits_for_stop()) {
+    if (!constrained) std::fill(mask_.begin(), mask_.end(), ~uint32_t{0});
     mask = mask_;
-    for (const int32_t id : r.stop_ids) {
+    for (const int32_t id : line.job->request.stop_ids) {
       if (id >= 0 && static_cast<size_t>(id) < logits.size()) mask_[static_cast<size_t>(id) / 32] &= ~(1U << (id % 32));
     }
+    // A text that its grammar says is complete ends, however short it is.
+    const bool nothing_left = std::all_of(mask_.begin(), mask_.end(), [](uint32_t word) { return word == 0; });
+    if (constrained && nothing_left) line.constraint->fill_mask(mask_);
   }
   return line.sampler->sample(logits, line.prompt(), line.answer(), mask);
 }
@@ -119,6 +122,10 @@ void EngineCore::take(Line& line, Result<int32_t> id, std::span<const float> log
   const Request& r = line.job->request;
   if (!id.ok() && !r.sampling.logit_bias.empty()) {
     fault(line, fail(Code::invalid_argument, "logit_bias: leaves no token to choose ({})", id.error().message), false);
+    return;
+  }
+  if (!id.ok() && line.waits_for_stop()) {
+    fault(line, fail(Code::invalid_argument, "min_tokens: every token is one to stop at, so none can come before"), false);
     return;
   }
   if (!id.ok()) {

@@ -72,10 +72,19 @@ Result<SlotResult> EngineCore::fork_slot(int32_t index) {
   const int32_t target = free_slot(index);
   if (target < 0) return fail(Code::exhausted, "no slot is free for a copy of slot {}", index);
   Kept kept = from.line != nullptr ? kept_of(*from.line) : from.kept;
-  K3_TRY_ASSIGN(const cache::SequenceId copy, cache_.fork(from.line != nullptr ? *from.line->sequence : *from.idle));
+  const cache::SequenceId source = from.line != nullptr ? *from.line->sequence : *from.idle;
+  Result<cache::SequenceId> copy = cache_.fork(source);
+  while (!copy.ok() && copy.error().code == Code::exhausted && release_idle(&from)) copy = cache_.fork(source);
+  if (!copy.ok()) return std::move(copy).take_error();
   const int64_t tokens = kept.size();
-  keep_idle(slots_[static_cast<size_t>(target)], copy, std::move(kept));
+  keep_idle(slots_[static_cast<size_t>(target)], *copy, std::move(kept));
   return SlotResult{target, tokens, 0, executor_.now_seconds() - begin};
+}
+
+int64_t EngineCore::waiting_requests() const {
+  int64_t count = 0;
+  for (const Line* line : waiting_) count += line->choice == 0 && !line->resumed ? 1 : 0;
+  return count;
 }
 
 EngineStats EngineCore::stats() const {

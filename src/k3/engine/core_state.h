@@ -37,6 +37,7 @@ struct EngineCore::Line {
   std::span<const cache::BlockKey> block_keys() const;
   cache::CachePrompt cache_prompt() const;
   int64_t remaining() const { return size() - cached; }
+  bool waits_for_stop() const;  // min_tokens: none of stop_ids may come yet
   bool runs() const { return state == State::prefill || state == State::decode; }
   std::span<const int32_t> prompt() const { return std::span(tokens).first(tokens.size() - static_cast<size_t>(generated)); }
   std::span<const int32_t> answer() const { return std::span(tokens).last(static_cast<size_t>(generated)); }
@@ -54,6 +55,10 @@ struct EngineCore::Job {
 };
 
 inline bool EngineCore::Line::modelled() const { return job->request.modelled != nullptr; }
+
+inline bool EngineCore::Line::waits_for_stop() const {
+  return generated < job->request.min_tokens && !job->request.stop_ids.empty();
+}
 
 inline int64_t EngineCore::Line::prompt_tokens() const {
   return modelled() ? job->request.modelled->prompt_tokens : static_cast<int64_t>(tokens.size()) - generated;

@@ -186,6 +186,34 @@ TEST(EngineCore, StopIdsMinTokensAndTheReader) {
   EXPECT_EQ(reader.ids[0].size(), 4u);
 }
 
+// The pool holds less than a context: answers end where its pages do, with others beside them or alone.
+TEST(EngineCore, AnAnswerThatOutgrowsThePoolEndsThere) {
+  const auto answers = [](size_t count) {
+    TinyEngine e(exact(), 0, [](TinyEngine& t) {
+      const cache::CacheShape& shape = t.cache_options.shape;
+      t.cache_options.pool_bytes = (2 + shape.groups()) * shape.page_bytes;
+      t.options.ctx_tokens = 4 * shape.page_tokens;
+    });
+    const int64_t room = 2 * e.cache->shape().page_tokens;
+    std::vector<Outcome> outs(count);
+    for (size_t i = 0; i < count; ++i) {
+      Request r = request(ids(static_cast<size_t>(room) - 6 - i), 0);
+      r.choices = i == 0 ? 2 : 1;
+      listen(r, outs[i]);
+      e.submit(std::move(r));
+    }
+    run_all(*e.core);
+    for (size_t i = 0; i < count; ++i) {
+      EXPECT_FALSE(outs[i].summary->error) << outs[i].summary->error->message;
+      for (const std::vector<int32_t>& answer : outs[i].ids) EXPECT_EQ(answer.size(), 7 + i);  // the last one is not fed
+      for (const auto& end : outs[i].ends) EXPECT_EQ(end, EndReason::context);
+    }
+    return outs;
+  };
+  const auto alone = answers(1), crowd = answers(4);
+  EXPECT_EQ(alone[0].ids, crowd[0].ids);
+}
+
 TEST(EngineCore, ContextDeadlineAndCancelEndARequest) {
   TinyEngine e(exact(), 60, [](TinyEngine& t) { t.options.ctx_tokens = 50; });
   Outcome context, deadline, cancelled;
@@ -358,6 +386,27 @@ TEST(EngineCore, AnIdleSequenceGoesOnToTheToken) {
   EXPECT_TRUE(second.admitted->resumed_idle);
   EXPECT_EQ(second.admitted->cached_tokens, 37 + 5);  // the last token was never fed
   EXPECT_EQ(second.ids[0], plain_answer(plain, 0, exact(), 400));
+  const EngineStats stats = e.core->stats();
+  EXPECT_EQ(stats.resumed_tokens, 37 + 5);
+  EXPECT_EQ(stats.cache.prompt_tokens + stats.resumed_prompt_tokens, stats.prompt_tokens);
+}
+
+TEST(EngineCore, AForkTakesTheRoomOfOtherIdleSequences) {
+  TinyEngine e(exact(), 0, [](TinyEngine& t) {
+    const cache::CacheShape& shape = t.cache_options.shape;
+    t.cache_options.pool_bytes = 2 * (1 + shape.groups()) * shape.page_bytes;  // two sequences of a page, and nothing else
+  });
+  for (uint64_t seed : {1, 2}) {
+    e.submit(request(ids(20, seed), 2));
+    run_all(*e.core);
+  }
+  ASSERT_EQ(e.core->stats().slots[1].state, SlotState::idle);
+  const auto copy = e.core->fork_slot(0);
+  ASSERT_TRUE(copy.ok()) << copy.error().message;
+  EXPECT_EQ(copy->tokens, 21);
+  EXPECT_EQ(e.core->stats().slots[0].tokens, 21);  // the original stays
+  EXPECT_EQ(e.core->stats().slots[1].state, SlotState::empty);
+  e.cache->check().value();
 }
 
 TEST(EngineCore, SavedSlotsComeBackToTheBitInAnotherEngine) {

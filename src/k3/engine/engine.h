@@ -79,6 +79,7 @@ struct EngineStats {
   int64_t requests_done = 0, requests_failed = 0, requests_cancelled = 0, requests_rejected = 0;
   int64_t ended_by_stop = 0, ended_by_length = 0;
   int64_t prompt_tokens = 0, generated_tokens = 0, computed_tokens = 0;
+  int64_t resumed_prompt_tokens = 0, resumed_tokens = 0;  // of prompts that an idle sequence began; what it held of them
   int64_t preemptions = 0, steps = 0, nonfinite = 0;
   double step_seconds = 0;          // sum
   double last_step_age_seconds = 0;  // since the last step ended, 0 when nothing is pending

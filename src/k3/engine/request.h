@@ -103,7 +103,7 @@ struct Request {
   ops::SamplingParams sampling;  // each choice draws from its own stream of the seed
   int32_t choices = 1;
   int64_t max_tokens = 0;  // 0: all the room left
-  int64_t min_tokens = 0;  // stop_ids are masked before
+  int64_t min_tokens = 0;  // stop_ids are masked before, but where a grammar allows nothing else
   std::vector<int32_t> stop_ids;
   bool ignore_eos = false;
   int32_t logprobs = -1;  // -1: none; 0..20: entries of `top`

@@ -204,14 +204,28 @@ TEST_F(Dialects, Metrics) {
     context.options.vllm_metrics = true;
     context.options.developer = true;
   });
+  engine_.stats.requests_done = 10;
+  engine_.stats.requests_failed = 1;
   engine_.stats.requests_cancelled = 3;
+  engine_.stats.requests_rejected = 2;
+  engine_.stats.cache.prompt_tokens = 100;
+  engine_.stats.cache.matched_tokens = 30;
+  engine_.stats.cache.hit_tokens = 20;
+  engine_.stats.resumed_prompt_tokens = 50;
+  engine_.stats.resumed_tokens = 40;
   engine_.stats.cache.pages = 10;
   engine_.stats.cache.pages_running_mla = 2;
   engine_.stats.cache.pages_running_kda = 5;
   engine_.stats.ttft = {{0.1, 1}, {1, 2, 3}, 9};
   const std::string text = get("/metrics").body;
-  for (const char* line : {"k3:requests_cancelled_total 3\n", "k3:pages{use=\"running_kda\"} 5\n",
-                           "vllm:kv_cache_usage_perc{model_name=\"tiny\"} 0.5\n",
+  for (const char* line : {"k3:requests_total{end=\"done\"} 6\n", "k3:requests_total{end=\"failed\"} 1\n",
+                           "k3:requests_total{end=\"cancelled\"} 3\n", "k3:requests_total{end=\"rejected\"} 2\n",
+                           "k3:prefix_query_tokens_total 150\n", "k3:prefix_matched_tokens_total 70\n",
+                           "k3:prefix_hit_tokens_total 60\n",
+                           "vllm:prefix_cache_queries_total{model_name=\"tiny\"} 150\n",
+                           "vllm:prefix_cache_hits_total{model_name=\"tiny\"} 60\n",
+                           "k3:requests_cancelled_total 3\n", "k3:pages{use=\"running_kda\"} 5\n",
+                           "vllm:kv_cache_usage_perc{model_name=\"tiny\"} 0.7\n",
                            "vllm:time_to_first_token_seconds_bucket{model_name=\"tiny\",le=\"1\"} 3\n",
                            "k3:time_to_first_token_seconds_count 6\n"}) {
     EXPECT_THAT(text, HasSubstr(line));
@@ -442,11 +456,14 @@ TEST_F(Dialects, ResponseConversationAndErrors) {
   EXPECT_THAT(test::shorten(prompt), HasSubstr("E(low)"));
   for (const char* fields :
        {R"("input":"x","previous_response_id":"r")", R"("input":[])", R"("input":"x","background":true)", R"("x":1)",
-        R"("input":"x","tools":[{"type":"web_search"}])", R"("input":[{"type":"mystery"}])"}) {
+        R"("input":"x","tools":[{"type":"web_search"}])", R"("input":[{"type":"mystery"}])",
+        R"("input":"x","conversation":"c")", R"("input":"x","instructions":5)", R"("input":"x","reasoning":"high")",
+        R"("input":"x","text":"json")"}) {
     EXPECT_EQ(post("/v1/responses", fmt::format(R"({{"model":"tiny",{}}})", fields)).status, 400) << fields;
   }
   for (const auto& [item, param] : {std::pair(R"({"role":"user"})", "input[0].content"),
                                     std::pair(R"({"type":"function_call_output","call_id":"c"})", "input[0].output"),
+                                    std::pair(R"({"type":"function_call","call_id":"c","name":"f","arguments":5})", "input[0].arguments"),
                                     std::pair(R"({"type":"mystery"})", "input[0].type")}) {
     const Json error =
         Json::parse(post("/v1/responses", fmt::format(R"({{"model":"tiny","input":[{}]}})", item)).body)["error"];

@@ -64,6 +64,16 @@ std::string path_of(std::string_view message) {
   return std::string(path);
 }
 
+// Messages quote what the client sent, which may be all of its body: the beginning and the end are enough. Valid UTF-8.
+std::string shown(std::string_view text) {
+  constexpr size_t kMostBeginBytes = 1500, kMostEndBytes = 500;
+  if (text.size() <= kMostBeginBytes + kMostEndBytes) return utf8_repair(text);
+  std::string_view begin = text.substr(0, kMostBeginBytes), end = text.substr(text.size() - kMostEndBytes);
+  begin.remove_suffix(utf8_incomplete_suffix(begin));
+  while (!end.empty() && (static_cast<uint8_t>(end.front()) & 0xC0) == 0x80) end.remove_prefix(1);
+  return utf8_repair(begin) + " [...] " + utf8_repair(end);
+}
+
 std::string code_of(std::string_view param, std::string_view message) {
   if (param.ends_with("function.name") && param.find("tools[") != std::string_view::npos) return "invalid_tool_name";
   if (param.find("image_url") != std::string_view::npos) return "invalid_image";
@@ -126,17 +136,17 @@ std::string error_json(const ApiError& error, Envelope envelope) {
   w.begin_object();
   if (envelope == Envelope::anthropic) {
     w.field("type", "error").key("error").begin_object();
-    w.field("type", anthropic_type_of(error.status)).field("message", utf8_repair(error.message));
+    w.field("type", anthropic_type_of(error.status)).field("message", shown(error.message));
     return w.end_object().end_object().text();
   }
   w.key("error").begin_object();
-  w.field("message", utf8_repair(error.message)).field("type", error.type);
+  w.field("message", shown(error.message)).field("type", error.type);
   const auto text_or_null = [&](std::string_view key, const std::string& text) {
     w.key(key);
     if (text.empty()) {
       w.null();
     } else {
-      w.value(utf8_repair(text));
+      w.value(shown(text));
     }
   };
   text_or_null("param", error.param);

@@ -39,6 +39,20 @@ struct FieldCase {
   const char* param;
 };
 
+TEST_F(Errors, WhatAMessageQuotesIsShortened) {
+  start();
+  std::string role;
+  for (int i = 0; i < 100000; ++i) role += "\xC3\xA9";
+  const HttpAnswer answer = post("/v1/chat/completions", R"({"model":"tiny","messages":[{"role":")" + role + R"("}]})");
+  EXPECT_LT(answer.body.size(), 2200u);
+  const Json error = error_of(answer, 400);
+  const std::string message = error["message"];
+  EXPECT_EQ(error["param"], "messages[0].role");
+  EXPECT_TRUE(message.starts_with("messages[0].role: '\xC3\xA9")) << message;
+  EXPECT_TRUE(message.ends_with("is not one of system, user, assistant, tool")) << message;
+  EXPECT_EQ(message.find("\xEF\xBF\xBD"), std::string::npos) << message;  // no character is cut
+}
+
 TEST_F(Errors, FieldsOfChatRequests) {
   for (
       const FieldCase& c : std::vector<FieldCase>{
@@ -201,7 +215,9 @@ TEST_F(Errors, RoutesModelsAndSlots) {
   EXPECT_EQ(error_of(post("/slots/7?action=save", R"({"filename":"a"})"), 404)["type"], "not_found_error");
   EXPECT_EQ(error_of(post("/slots/1?action=dance", "{}"), 400)["param"], "action");
   EXPECT_EQ(error_of(post("/slots/1?action=save", R"({"filename":"../a"})"), 400)["param"], "filename");
-  EXPECT_EQ(error_of(post("/slots/1?action=restore", R"({"filename":"a"})"), 501)["type"], "not_implemented");
+  const Json unsupported = error_of(post("/slots/1?action=restore", R"({"filename":"a"})"), 501);
+  EXPECT_EQ(unsupported["type"], "not_implemented");
+  EXPECT_EQ(unsupported["param"], "filename");
 }
 
 TEST_F(Errors, MethodsLengthsAndTypes) {

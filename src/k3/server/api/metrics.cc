@@ -1,7 +1,5 @@
 #include "k3/server/api/metrics.h"
 
-#include <algorithm>
-
 #include "k3/base/metrics/metrics.h"
 
 namespace k3::server {
@@ -14,7 +12,8 @@ void requests(MetricsText& m, const EngineStats& s) {
   m.gauge("k3:requests_waiting", "Requests in the queue.", real(s.waiting));
   m.gauge("k3:sequences_preempted", "Sequences put back to their last checkpoint, waiting to go on.", real(s.swapped));
   const char* help = "Requests by how they ended.";
-  m.counter("k3:requests_total", help, real(s.requests_done), {{"end", "done"}});
+  // The engine counts every request that it took as done, whatever its end; here each has one.
+  m.counter("k3:requests_total", help, real(s.requests_done - s.requests_failed - s.requests_cancelled), {{"end", "done"}});
   m.counter("k3:requests_total", help, real(s.requests_failed), {{"end", "failed"}});
   m.counter("k3:requests_total", help, real(s.requests_cancelled), {{"end", "cancelled"}});
   m.counter("k3:requests_total", help, real(s.requests_rejected), {{"end", "rejected"}});
@@ -48,10 +47,15 @@ void pools(MetricsText& m, const cache::CacheStats& c) {
   m.gauge("k3:checkpoints", "KDA checkpoints in the pool.", real(c.checkpoints));
 }
 
-void prefix(MetricsText& m, const cache::CacheStats& c) {
-  m.counter("k3:prefix_query_tokens_total", "Prompt tokens looked up.", real(c.prompt_tokens));
-  m.counter("k3:prefix_matched_tokens_total", "Of them, matched by MLA blocks.", real(c.matched_tokens));
-  m.counter("k3:prefix_hit_tokens_total", "Of them, skipped: valid in MLA and in every KDA group.", real(c.hit_tokens));
+// A prompt that goes on with an idle sequence is not looked up in the cache, and skips what the sequence holds all the same.
+double asked_tokens(const EngineStats& s) { return real(s.cache.prompt_tokens + s.resumed_prompt_tokens); }
+double skipped_tokens(const EngineStats& s) { return real(s.cache.hit_tokens + s.resumed_tokens); }
+
+void prefix(MetricsText& m, const EngineStats& s) {
+  const cache::CacheStats& c = s.cache;
+  m.counter("k3:prefix_query_tokens_total", "Prompt tokens looked up.", asked_tokens(s));
+  m.counter("k3:prefix_matched_tokens_total", "Of them, matched by MLA blocks or an idle sequence.", real(c.matched_tokens + s.resumed_tokens));
+  m.counter("k3:prefix_hit_tokens_total", "Of them, skipped: valid in MLA and in every KDA group.", skipped_tokens(s));
   const char* help = "Admissions by what limited the hit.";
   m.counter("k3:prefix_limited_total", help, real(c.limited_by_mla), {{"by", "mla"}});
   m.counter("k3:prefix_limited_total", help, real(c.limited_by_kda), {{"by", "kda"}});
@@ -81,9 +85,9 @@ void http_side(MetricsText& m, const http::ServerStats& h) {
   m.counter("k3:http_cut_off_total", "Clients cut off because they did not read.", real(h.cut_off));
 }
 
-// The share of the pool that is in use for running sequences, of the kind that has more.
-double busier_share(const cache::CacheStats& c) {
-  return c.pages > 0 ? real(std::max(c.pages_running_mla, c.pages_running_kda)) / real(c.pages) : 0;
+// The share of the pool that sequences hold, in pages of both kinds: they come from one pool.
+double used_share(const cache::CacheStats& c) {
+  return c.pages > 0 ? real(c.pages_running_mla + c.pages_running_kda) / real(c.pages) : 0;
 }
 
 void vllm_names(MetricsText& m, const EngineStats& s, const std::string& model) {
@@ -93,9 +97,9 @@ void vllm_names(MetricsText& m, const EngineStats& s, const std::string& model) 
   };
   m.gauge("vllm:num_requests_running", "Requests running.", real(s.running), labels);
   m.gauge("vllm:num_requests_waiting", "Requests waiting.", real(s.waiting), labels);
-  m.gauge("vllm:kv_cache_usage_perc", "Use of the busier pool; 1 is full.", busier_share(s.cache), labels);
-  m.counter("vllm:prefix_cache_queries_total", "Tokens looked up.", real(s.cache.prompt_tokens), labels);
-  m.counter("vllm:prefix_cache_hits_total", "Tokens found.", real(s.cache.hit_tokens), labels);
+  m.gauge("vllm:kv_cache_usage_perc", "Share of the pool that sequences hold; 1 is full.", used_share(s.cache), labels);
+  m.counter("vllm:prefix_cache_queries_total", "Tokens looked up.", asked_tokens(s), labels);
+  m.counter("vllm:prefix_cache_hits_total", "Tokens found.", skipped_tokens(s), labels);
   m.counter("vllm:prompt_tokens_total", "Prompt tokens.", real(s.prompt_tokens), labels);
   m.counter("vllm:generation_tokens_total", "Generated tokens.", real(s.generated_tokens), labels);
   m.counter("vllm:num_preemptions_total", "Preemptions.", real(s.preemptions), labels);
@@ -124,7 +128,7 @@ std::string metrics_text(const EngineStats& stats, const http::ServerStats& http
   histogram(m, "k3:request_seconds", "From submission to the end.", stats.e2e);
   histogram(m, "k3:queue_seconds", "From submission to admission.", stats.queue);
   pools(m, stats.cache);
-  prefix(m, stats.cache);
+  prefix(m, stats);
   http_side(m, http);
   if (vllm) vllm_names(m, stats, card.id);
   return m.text();

@@ -1,5 +1,6 @@
 #include "k3/server/loadgen/http_client.h"
 
+#include <algorithm>
 #include <array>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
@@ -20,8 +21,10 @@ using asio::ip::tcp;
 using beast::error_code;
 using Clock = std::chrono::steady_clock;
 
+// A slow trace has waits that 64 bits of nanoseconds do not hold; they would be over at once.
 Clock::duration duration_of(double seconds) {
-  return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+  constexpr double kLongest = 1e9;  // 31 years
+  return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(std::min(seconds, kLongest)));
 }
 
 constexpr uint32_t kMostHeaderBytes = 64 << 10;

@@ -291,6 +291,20 @@ TEST(LoadRun, TheTracesClockAndItsSpeed) {
   EXPECT_EQ(part.planned, 3);
 }
 
+TEST(LoadRun, AWaitBeyondTheClockIsNotOverAtOnce) {
+  std::atomic<bool> stop{false};
+  FakeServer server([](FakeConnection& c, const FakeRequest&) { stream_completion(c, 1, 20, 0); });
+  auto requests = lone_requests(2);
+  requests[1].at_s = 1e9;  // the most that a trace may say
+  LoadOptions options = options_for(server, Pacing::trace);
+  options.speed = 0.001;
+  // Between 0.3 and 0.4 s: ticks are 50 ms apart.
+  const auto result = run_load(requests, options, stop, [&, ticks = 0](int64_t) mutable { stop = ++ticks > 6; });
+  ASSERT_TRUE(result.ok());
+  EXPECT_EQ(result->requests.size(), 1u);
+  EXPECT_TRUE(result->interrupted);
+}
+
 TEST(LoadRun, PoissonArrivalsHaveTheirRate) {
   FakeServer server([](FakeConnection& c, const FakeRequest&) { stream_completion(c, 1, 20, 0); });
   LoadOptions options = options_for(server, Pacing::poisson);

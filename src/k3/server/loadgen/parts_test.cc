@@ -61,6 +61,10 @@ TEST(SseParser, EndlessEventsAreRefused) {
   Status status;
   for (int i = 0; i < 70 && status.ok(); ++i) status = parser.push(bytes, [](std::string_view) {});
   EXPECT_FALSE(status.ok());
+  // Nothing of it is kept: the next event has its place.
+  std::vector<std::string> out;
+  EXPECT_TRUE(parser.push("\n\ndata: x\n\n", [&](std::string_view data) { out.emplace_back(data); }).ok());
+  EXPECT_THAT(out, ElementsAre("x"));
 }
 
 TEST(OpenAiStream, Frames) {

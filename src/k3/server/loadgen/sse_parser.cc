@@ -14,6 +14,9 @@ Status SseParser::push(std::string_view bytes, const std::function<void(std::str
     const size_t end = bytes.find_first_of("\r\n", at);
     line_.append(bytes.substr(at, end == std::string_view::npos ? end : end - at));
     if (static_cast<int64_t>(line_.size() + data_.size()) > kMaxEventBytes) {
+      line_.clear();  // a server that never ends an event must not fill the memory of its client
+      data_.clear();
+      has_data_ = false;
       return fail(Code::corrupt, "an event longer than {} MiB", kMaxEventBytes >> 20);
     }
     if (end == std::string_view::npos) break;

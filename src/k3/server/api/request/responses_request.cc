@@ -86,6 +86,8 @@ Status write_item(JsonWriter& w, Turn& turn, const JsonNode& item, const std::st
   if (type == "function_call") {
     K3_TRY(required_string(item, "call_id", path));
     K3_TRY(required_string(item, "name", path));
+    const JsonNode* arguments = item.find_set("arguments");
+    if (arguments != nullptr && !arguments->is_string()) return bad_field(path + ".arguments", "must be a string");
     turn.calls.push_back(&item);
     return {};
   }
@@ -116,9 +118,9 @@ Status write_item(JsonWriter& w, Turn& turn, const JsonNode& item, const std::st
 
 Status write_messages(JsonWriter& w, const JsonNode& root) {
   w.key("messages").begin_array();
-  if (const auto text = text_of(root, "instructions"); !text.empty()) {
-    w.begin_object().field("role", "system").field("content", text).end_object();
-  }
+  std::string instructions;
+  K3_TRY(Fields(root).text("instructions", instructions));
+  if (!instructions.empty()) w.begin_object().field("role", "system").field("content", instructions).end_object();
   const JsonNode* input = root.find_set("input");
   if (input == nullptr) return bad_field("input", "is missing");
   if (input->is_string()) {
@@ -163,7 +165,8 @@ Status write_tools(JsonWriter& w, const JsonNode& root) {
 
 Status write_format(JsonWriter& w, const JsonNode& root) {
   const JsonNode* text = root.find_set("text");
-  const JsonNode* format = text != nullptr && text->is_object() ? text->find_set("format") : nullptr;
+  if (text != nullptr && !text->is_object()) return bad_field("text", "must be an object");
+  const JsonNode* format = text != nullptr ? text->find_set("format") : nullptr;
   if (format == nullptr) return {};
   if (!format->is_object()) return bad_field("text.format", "must be an object");
   K3_TRY_ASSIGN(const std::string type, required_string(*format, "type", "text.format"));
@@ -179,8 +182,8 @@ Status write_format(JsonWriter& w, const JsonNode& root) {
 
 Status rewrite(JsonWriter& w, const JsonNode& root) {
   const Fields fields(root);
-  if (fields.find("previous_response_id") != nullptr) {
-    return bad_field("previous_response_id", "nothing is stored here; send the whole conversation as input");
+  for (const char* stored : {"previous_response_id", "conversation"}) {
+    if (fields.find(stored) != nullptr) return bad_field(stored, "nothing is stored here; send the whole conversation as input");
   }
   bool background = false;
   K3_TRY(fields.flag("background", background));
@@ -188,7 +191,8 @@ Status rewrite(JsonWriter& w, const JsonNode& root) {
   w.begin_object();
   copy_fields(w, root, {"model", "stream", "temperature", "top_p", "top_k", "seed", "parallel_tool_calls", "cache_salt"});
   if (const JsonNode* most = fields.find("max_output_tokens")) w.key("max_completion_tokens").raw(most->raw);
-  if (const JsonNode* reasoning = fields.find("reasoning"); reasoning != nullptr && reasoning->is_object()) {
+  if (const JsonNode* reasoning = fields.find("reasoning")) {
+    if (!reasoning->is_object()) return bad_field("reasoning", "must be an object");
     if (const JsonNode* effort = reasoning->find_set("effort")) w.key("reasoning_effort").raw(effort->raw);
   }
   K3_TRY(write_messages(w, root));

@@ -81,7 +81,11 @@ void slot_action(Call call) {
   }
   // Neither a full disk nor a full pool is the request's fault.
   if (!result.ok() && result.error().code == Code::exhausted) return call.fail(status_error(503, result.error().message));
-  if (!result.ok()) return call.fail(api_error(result.error()));
+  if (!result.ok()) {
+    ApiError error = api_error(result.error());
+    if (!file.empty() && error.param == file) error.param = "filename";  // the message begins with the name of the file
+    return call.fail(error);
+  }
   JsonWriter w;
   w.begin_object().field("id_slot", int64_t{result->slot}).field("action", action);
   if (!file.empty()) w.field("filename", file);
