@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Does `k3 sim` tell what `k3 serve` does? validate.py --k3 build/release/k3 [--model models/k3-mini]
+"""Does `k3 sim` tell what `k3 serve` does? validate.py --k3 build/release/k3 [--model models/k3-mini] [--device cuda]
 
 Three parts on this machine, a table at the end:
 1. Calibration. `k3 bench` measures steps while `k3 loadgen` runs beside it, against a stub that answers at a model's pace without computing.
@@ -85,7 +85,7 @@ def bench(o, path):
                "--json"]
     client = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        grids = [json.loads(run(o, "bench", o.model, "--json", "-t", str(o.threads), "-r", "3", "--no-ceilings", *grid)) for grid in GRIDS]
+        grids = [json.loads(run(o, "bench", o.model, "--json", "--device", o.device, "-t", str(o.threads), "-r", "3", "--no-ceilings", *grid)) for grid in GRIDS]
         if client.poll() is not None:
             sys.exit("validate: the load generator ended before the bench did")
     finally:
@@ -105,7 +105,7 @@ def load(o, server, *options):
 
 
 def serve(o):
-    return ServeProcess(o.k3, o.model, "-q", "-t", str(o.threads), "--ctx", str(o.ctx), "--max-running", str(o.max_running), "--block-tokens", str(o.block_tokens))
+    return ServeProcess(o.k3, o.model, "-q", "--device", o.device, "-t", str(o.threads), "--ctx", str(o.ctx), "--max-running", str(o.max_running), "--block-tokens", str(o.block_tokens))
 
 
 def simulate(o, clock, *options):
@@ -190,6 +190,7 @@ def main():
     p.add_argument("--max-running", type=int, default=8)
     p.add_argument("--block-tokens", type=int, default=64)
     p.add_argument("-t", "--threads", type=int, default=os.cpu_count())
+    p.add_argument("--device", default="cpu", help="where the model runs: cpu, cuda, cuda:1")
     p.add_argument("--rounds", type=int, default=3)
     p.add_argument("--json", help="write all rounds")
     o = p.parse_args()
