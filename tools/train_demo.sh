@@ -12,6 +12,6 @@ if [ ! -f "$out/data/manifest.json" ]; then
   "$k3" prepare --tokenizer "$out/tokenizer" --holdout 0.02 --force --out "$out/data" "$root"/data/demo/*.zst
 fi
 "$k3" train "$root/configs/k3-nano.json" -o "$out/run" --set tokenizer="$(cd "$out/tokenizer" && pwd)" --set data="$(cd "$out/data" && pwd)"
-"$k3" export "$out/run" "$out/model"
+"$k3" export --force "$out/run" "$out/model"
 echo "from raw text to a model in $(($(date +%s) - begin)) s; try: $k3 chat $out/model"
 "$root/tools/check_demo.py" "$k3" "$out/model" "$root/data/demo"

@@ -168,7 +168,7 @@ def train(k3, folder, options):
             command += ["--stop-after", options.stop_after]
         with open(folder / f"{name}.log", "w", encoding="utf-8") as log:
             subprocess.run([str(c) for c in command], stdout=log, stderr=log, check=False)
-        run([k3, "export", folder / f"run-{name}", folder / f"model-{name}"])
+        run([k3, "export", "--force", folder / f"run-{name}", folder / f"model-{name}"])
     with concurrent.futures.ThreadPoolExecutor(len(options.models)) as pool:
         list(pool.map(one, options.models))
 

@@ -180,7 +180,8 @@ TEST(Chat, ASavedStateGoesOnAsIfNeverInterrupted) {
 TEST(Chat, ABrokenConversationFileIsRefusedAndTheOldOneStays) {
   const Scratch scratch;
   const std::string bad = scratch.path("bad.json"), after = scratch.path("after.json");
-  for (const char* text : {"{", "[]", R"({"messages": 3})", R"({"messages": [{"role": "nobody", "content": "x"}]})", ""}) {
+  for (const char* text : {"{", "[]", R"({"messages": 3})", R"({"messages": [{"role": "nobody", "content": "x"}]})", "",
+                           R"({"messages": [{"role": "tool", "tool_call_id": "a", "content": "nobody asked"}]})"}) {
     put_file(bad, text);
     const Outcome o = k3(chat(), kFrance + "\n/load " + bad + "\n/save " + after + "\n");
     EXPECT_EQ(o.code, 0);

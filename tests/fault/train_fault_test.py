@@ -58,12 +58,12 @@ def full_device(name):
 def full_for_checkpoints():
     """Files of no more than 300,000 bytes: too small for the weights, large enough for the log."""
     limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (300000, 300000))  # noqa: E731
-    says(LAB.train("full-first", config="short.json", preexec_fn=limit), EXHAUSTED, "checkpoints/.unfinished", "step 2 was not written")
+    says(LAB.train("full-first", config="short.json", preexec_fn=limit), EXHAUSTED, "checkpoints/.unfinished", "step 2 was not written", "begins anew")
     expect(LAB.checkpoints("full-first") == [], "a part of a checkpoint counts")
     expect(not os.path.exists(LAB.path("full-first", "checkpoints", ".unfinished")), "the room is not given back")
     goes_on("full-first")
     stopped_at_four("full-later")
-    says(LAB.train("full-later", config="short.json", preexec_fn=limit), EXHAUSTED, "step 6 was not written")
+    says(LAB.train("full-later", config="short.json", preexec_fn=limit), EXHAUSTED, "step 6 was not written", "goes on from that of step 4")
     expect(LAB.checkpoints("full-later") == [4], "the older checkpoint is gone")
     goes_on("full-later")
 
@@ -285,6 +285,14 @@ def tensorboard(folder="good"):
     expect(texts == 2, "%d samples" % texts)
 
 
+def exports_over_a_model():
+    """A model that is there is not replaced unasked."""
+    LAB.exported("good")
+    done = LAB.k3("export", "good", "model")
+    says((done.returncode, done.stderr), USAGE, "model already holds a model", "--force")
+    LAB.k3("export", "--force", "good", "model", check=True)
+
+
 def main():
     global LAB
     with tempfile.TemporaryDirectory() as root:
@@ -297,7 +305,7 @@ def main():
             code, text = LAB.train("at-four", "--stop-after", "0.000001", config="short.json")
             expect(code == 0 and "goes on from there" in text, text)
         expect(LAB.checkpoints("at-four") == [4], "steps one by one: %s" % LAB.checkpoints("at-four"))
-        for test in (tensorboard, closed_streams, two_at_once, full_for_checkpoints, damaged_checkpoints, damaged_data, hostile_configs):
+        for test in (tensorboard, exports_over_a_model, closed_streams, two_at_once, full_for_checkpoints, damaged_checkpoints, damaged_data, hostile_configs):
             test()
             print(test.__name__, "passed", flush=True)
         for name in ("log.jsonl", "events.out.tfevents.k3", "report.html"):

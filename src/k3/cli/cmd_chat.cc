@@ -287,7 +287,7 @@ class Chat {
     if (!request.tools.empty() || request.has_images()) {
       return fail(Code::unsupported, "{}: this conversation has tools or images, which chat does not show", path);
     }
-    session_.set_messages(std::move(request.messages));
+    K3_TRY(session_.set_messages(std::move(request.messages)).with_context(path));
     if (request.thinking.enabled || request.thinking.effort) session_.set_thinking(request.thinking);
     note(fmt::format("Read {} ({} messages).", path, session_.messages().size()));
     return {};

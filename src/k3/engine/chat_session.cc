@@ -61,9 +61,14 @@ void ChatSession::forget_state() {
   seen_.clear();
 }
 
-void ChatSession::set_messages(std::vector<ChatMessage> messages) {
-  request_.messages = std::move(messages);
+Status ChatSession::set_messages(std::vector<ChatMessage> messages) {
+  ChatRequest request = request_;
+  request.messages = std::move(messages);
+  K3_TRY_ASSIGN(const Prompt prompt, format_.render(request));
+  if (auto ids = prompt.encode(tokenizer_); !ids.ok()) return std::move(ids).take_error();
+  request_ = std::move(request);
   forget_state();
+  return {};
 }
 
 void ChatSession::set_system(const std::string& text) {

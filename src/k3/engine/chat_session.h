@@ -4,7 +4,7 @@
 // Units:    tokens.
 // Memory:   keeps references to runner, format and tokenizer, which must outlive it.
 // Threads:  one thread; GenerateOptions::stop may be set from elsewhere.
-// Errors:   send: exhausted when the turn does not fit the context (the conversation stays as it was);
+// Errors:   set_messages: those of rendering; send: exhausted when the turn does not fit the context (the conversation stays as it was);
 //           those of rendering and generation.
 // Source:   model.md 5.3; api.md 6.3, 6.4.
 #pragma once
@@ -35,7 +35,7 @@ class ChatSession {
 
   const std::vector<ChatMessage>& messages() const { return request_.messages; }
   // Each of these makes the next turn read the whole conversation again.
-  void set_messages(std::vector<ChatMessage> messages);
+  Status set_messages(std::vector<ChatMessage> messages);  // refuses what cannot be rendered, and keeps what it had
   void set_system(const std::string& text);  // empty: none
   void set_thinking(const ThinkingRequest& thinking);
   void reset();  // forgets the conversation, keeps the system message

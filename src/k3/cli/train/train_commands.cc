@@ -157,6 +157,7 @@ Status train_command(const TrainOptions& options) {
 }
 
 Status export_command(const ExportOptions& options) {
+  K3_TRY(prepare_output_folder(options.out, options.force));
   K3_TRY(train::export_run(options.run, options.out, options.step, options.best, options.shards));
   std::fprintf(stderr, "k3 run %s -p '...' asks it\n", options.out.c_str());
   return {};
@@ -198,6 +199,7 @@ void add_train_commands(CLI::App& app, TrainOptions& train, ExportOptions& expor
   auto* const step = write->add_option("--step", exporting.step, "This checkpoint (default: the newest)")->check(range(int64_t{0}, kMostSteps));
   write->add_flag("--best", exporting.best, "The checkpoint with the lowest held-out loss")->excludes(step);
   write->add_option("--shards", exporting.shards, "Files to write")->check(CLI::Range(int64_t{1}, kMostShards));
+  write->add_flag("--force", exporting.force, "Replace a model that is there");
   write->callback([&status, &exporting] { status = export_command(exporting); });
 }
 

@@ -24,7 +24,7 @@ struct TrainOptions {
 struct ExportOptions {
   std::string run, out;
   int64_t step = -1, shards = 1;
-  bool best = false;
+  bool best = false, force = false;
 };
 
 void add_train_commands(CLI::App& app, TrainOptions& train, ExportOptions& exporting, Status& status);

@@ -310,6 +310,11 @@ TEST_F(Dialects, AnthropicStopsAndEmptyAnswers) {
   const Json stopped = ok(post("/v1/messages", anthropic(R"("stop_sequences":["STOP"])")));
   EXPECT_EQ(stopped["stop_reason"], "stop_sequence");
   EXPECT_EQ(stopped["stop_sequence"], "STOP");
+  say("one STOP two«.»");
+  EXPECT_EQ(ok(post("/v1/messages", anthropic(R"("stop_sequences":["v","w","x","y","z","STOP"])")))["stop_sequence"], "STOP");
+  const HttpAnswer wrong = post("/v1/messages", anthropic(R"("stop_sequences":["a",3])"));
+  EXPECT_EQ(wrong.status, 400);
+  EXPECT_THAT(wrong.body, testing::HasSubstr("stop_sequences[1]: must be a string"));
   say("«.»");
   EXPECT_EQ(ok(post("/v1/messages", anthropic()))["content"], Json::parse(R"([{"type":"text","text":""}])"));
   const auto events = named_events(post("/v1/messages", anthropic(R"("stream":true)")).body);

@@ -163,12 +163,16 @@ TEST_F(Http, HeaderFloodsAndNonsense) {
         "GET /%00 HTTP/1.1\r\n\r\n", "POST /echo HTTP/1.1\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\n",
         "POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
         "GET /echo HTTP/1.1\r\nTransfer-Encoding: xchunked\r\n\r\nGET /echo HTTP/1.1\r\nHost: a\r\n\r\n",
+        "GET /echo HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
         "POST /echo HTTP/1.1\r\nTransfer-Encoding: gzip\r\nContent-Length: 2\r\n\r\nhi"}) {
     HttpClient client(port());
     client.send(text);
     EXPECT_EQ(client.read_answer().status, 400) << text;
     EXPECT_TRUE(client.closed_by_server());
   }
+  HttpClient coded(port());
+  coded.send("POST /echo HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip, chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n");
+  EXPECT_EQ(coded.read_answer().status, 501);
   EXPECT_EQ(HttpClient(port()).ask("GET", "/echo").status, 200);  // others are unharmed
 }
 

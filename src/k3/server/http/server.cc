@@ -7,6 +7,7 @@
 // anything being written. Everything here runs on the io thread.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <boost/asio/executor_work_guard.hpp>
@@ -256,6 +257,11 @@ void Connection::on_head(error_code ec) {
   if (!head_.chunked && !head_.header("transfer-encoding").empty()) {
     return refuse(400, "the last transfer coding of a body must be chunked", true);
   }
+  const bool coded = head_.chunked && !beast::iequals(head_.header("transfer-encoding"), "chunked");
+  if (coded) return refuse(501, "of transfer codings only chunked is understood", true);
+  // Which of two hosts is meant is anyone's guess, too: the next server may take the other.
+  const auto is_host = [](const Header& header) { return header.name == "host"; };
+  if (std::count_if(head_.headers.begin(), head_.headers.end(), is_host) > 1) return refuse(400, "the request names two hosts", true);
   if (head_.path.empty() || head_.path.front() != '/') return refuse(400, "the path of the request is malformed", true);
   Gate gate = server_->options.gate ? server_->options.gate(head_) : Gate{};
   exchange_->extra_headers = std::move(gate.headers);

@@ -136,8 +136,9 @@ Status Checkpoints::save(const RunState& state, const TrainWeights& weights, con
   if (Status written = write(unfinished, state, weights, first, second); !written.ok()) {
     // A disk that is full gets its room back: the older checkpoints are what the run goes on from.
     std::filesystem::remove_all(unfinished, error);
-    return std::move(written).with_context("the checkpoint of step " + std::to_string(state.step) +
-                                           " was not written; once there is room, the same command goes on from the one before");
+    K3_TRY_ASSIGN(const std::optional<int64_t> before, newest());
+    const std::string begin = before ? "goes on from that of step " + std::to_string(*before) : "begins anew, as there is none before it";
+    return std::move(written).with_context("the checkpoint of step " + std::to_string(state.step) + " was not written; once there is room, the same command " + begin);
   }
   std::filesystem::remove_all(target, error);
   std::filesystem::rename(unfinished, target, error);

@@ -11,30 +11,28 @@
 namespace k3::server {
 namespace {
 
-constexpr size_t kMostStops = 4, kMostKimiStops = 5, kMostKimiStopBytes = 32;
+constexpr size_t kMostStops = 4, kMostKimiStops = 5, kMostKimiStopBytes = 32, kMostStopSequences = 64;
 constexpr int64_t kMostLogprobs = 20, kMostChoices = 128;
 constexpr float kKimiTopP = 0.95F;
 
-Status parse_stop_texts(const JsonNode& root, bool kimi, std::vector<std::string>& out) {
-  const JsonNode* node = root.find_set("stop");
+// Strings of one of two fields: "stop", or "stop_sequences" of Anthropic's messages, of which there may be more.
+Status parse_stop_texts(const JsonNode& root, const std::string& name, size_t most, size_t most_bytes, std::vector<std::string>& out) {
+  const JsonNode* node = root.find_set(name);
   if (node == nullptr) return {};
   if (node->is_string()) {
     out.push_back(node->text);
   } else if (node->is_array()) {
     for (size_t i = 0; i < node->items.size(); ++i) {
-      if (!node->items[i].is_string()) return fail(Code::invalid_argument, "stop[{}]: must be a string", i);
+      if (!node->items[i].is_string()) return fail(Code::invalid_argument, "{}[{}]: must be a string", name, i);
       out.push_back(node->items[i].text);
     }
   } else {
-    return fail(Code::invalid_argument, "stop: must be a string or an array of strings");
+    return fail(Code::invalid_argument, "{}: must be a string or an array of strings", name);
   }
-  const size_t most = kimi ? kMostKimiStops : kMostStops;
-  if (out.size() > most) return fail(Code::invalid_argument, "stop: {} strings; at most {}", out.size(), most);
+  if (out.size() > most) return fail(Code::invalid_argument, "{}: {} strings; at most {}", name, out.size(), most);
   for (const std::string& stop : out) {
-    if (stop.empty()) return fail(Code::invalid_argument, "stop: an empty string stops nothing");
-    if (kimi && stop.size() > kMostKimiStopBytes) {
-      return fail(Code::invalid_argument, "stop: a string of {} bytes; at most {}", stop.size(), kMostKimiStopBytes);
-    }
+    if (stop.empty()) return fail(Code::invalid_argument, "{}: an empty string stops nothing", name);
+    if (stop.size() > most_bytes) return fail(Code::invalid_argument, "{}: a string of {} bytes; at most {}", name, stop.size(), most_bytes);
   }
   return {};
 }
@@ -168,7 +166,12 @@ Result<Generation> parse_generation(const JsonNode& root, Route route, const Con
   K3_TRY(parse_stream(root, out));
   K3_TRY(parse_sampling(root, vocab, out.sampling));
   K3_TRY(parse_limits(root, route, out));
-  K3_TRY(parse_stop_texts(root, kimi, out.stops));
+  const size_t most_bytes = kimi ? kMostKimiStopBytes : SIZE_MAX;
+  if (root.find_set("stop_sequences") != nullptr) {
+    K3_TRY(parse_stop_texts(root, "stop_sequences", kMostStopSequences, most_bytes, out.stops));
+  } else {
+    K3_TRY(parse_stop_texts(root, "stop", kimi ? kMostKimiStops : kMostStops, most_bytes, out.stops));
+  }
   K3_TRY(parse_stop_ids(root, vocab, out.stop_token_ids));
   K3_TRY(parse_logprobs(root, route, out.logprobs));
   if (kimi) K3_TRY(apply_kimi_policy(root, out));

@@ -214,7 +214,7 @@ Status write_rest(JsonWriter& w, const JsonNode& root, bool count_only) {
   if (most == 0 && !count_only) return bad_field("max_tokens", "is missing");
   if (most > 0) w.field("max_tokens", most);
   copy_fields(w, root, {"model", "stream", "temperature", "top_p", "top_k", "seed", "cache_salt"});
-  if (const JsonNode* stops = fields.find("stop_sequences")) w.key("stop").raw(stops->raw);
+  if (const JsonNode* stops = fields.find("stop_sequences")) w.key("stop_sequences").raw(stops->raw);
   return {};
 }
 

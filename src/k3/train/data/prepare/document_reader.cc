@@ -98,6 +98,8 @@ Result<bool> DocumentReader::next(Document& document) {
     K3_TRY_ASSIGN(const bool more, next_line(document.text));
     if (!more && !any) return false;
     any = true;
+    // A mark of some editors, which is no part of the JSON.
+    if (kind_ == SourceKind::chat && line_ == 1 && document.text.starts_with("\xEF\xBB\xBF")) document.text.erase(0, 3);
     const bool end_line = kind_ == SourceKind::text && more && is_document_end(std::string_view(document.text).substr(begin));
     if (end_line) document.text.resize(begin);
     if (!more || end_line || kind_ == SourceKind::chat) break;

@@ -67,6 +67,17 @@ TEST_F(PrepareTest, TextDocuments) {
             (std::vector<std::string>{"[BOS]A cat. \n\nIt sat.[EOS]", "[BOS]A dog <|endoftext|> here.[EOS]"}));
 }
 
+TEST_F(PrepareTest, AByteOrderMarkIsNoPartOfAConversation) {
+  const auto plain = run(options({put("talk.jsonl", kChat)}));
+  ASSERT_TRUE(plain.ok()) << plain.error().message;
+  const auto expected = texts(*plain, "talk", Split::train);
+  PrepareOptions o = options({put("talk.jsonl", "\xEF\xBB\xBF" + std::string(kChat))});
+  o.force = true;
+  const auto marked = run(o);
+  ASSERT_TRUE(marked.ok()) << marked.error().message;
+  EXPECT_EQ(texts(*marked, "talk", Split::train), expected);
+}
+
 // Ids and mask against what the chat format says, written out.
 TEST_F(PrepareTest, Conversations) {
   const auto manifest = run(options({put("talk.jsonl", kChat)}));
