@@ -20,7 +20,7 @@ using testing::HasSubstr;
 
 constexpr unsigned kThreads = 128;
 
-int run_block(const std::function<void()>& kernel) { return emulator::run(1, 1, kThreads, 65536, kernel); }
+int run_block(const std::function<void()>& kernel) { return emulator::run({.threads = {kThreads, 1, 1}, .shared_bytes = 65536}, kernel); }
 
 TEST(Emulator, WarpsExchange) {
   std::array<int, kThreads> xors = {}, ups = {}, ballots = {};
@@ -156,7 +156,7 @@ TEST(Emulator, SaysWhatIsWrong) {
 }
 
 TEST(Emulator, NobodyWritesToABlockThatHasEnded) {
-  EXPECT_NE(emulator::run(2, 2, kThreads, 4096,
+  EXPECT_NE(emulator::run({.blocks = {2, 1, 1}, .threads = {kThreads, 1, 1}, .cluster = 2, .shared_bytes = 4096},
                           [] {
                             const uint32_t bar = shared_address(emulator::shared_memory());
                             if (threadIdx.x == 0) mbar_init(bar, 1);

@@ -21,14 +21,14 @@ float from_bf16(uint32_t bits) {
 
 // Rows of 16 numbers of an operand to `out` [16][rows]: lines of 128 bytes a row, in groups of eight, or (`trans`) a line
 // for each of the 16.
-void read_operand(uint32_t rank, uint64_t descriptor, bool trans, int rows, float* out) {
+void read_operand(uint32_t block, uint64_t descriptor, bool trans, int rows, float* out) {
   const auto start = static_cast<uint32_t>(descriptor & 0x3FFF) << 4,
              stride = static_cast<uint32_t>(descriptor >> 32 & 0x3FFF) << 4;
   const auto lines = static_cast<uint32_t>(trans ? kK : rows), bytes = static_cast<uint32_t>(2 * (trans ? rows : kK));
   for (uint32_t line = 0; line < lines; ++line) {
     for (uint32_t byte = 0; byte < bytes; byte += 16) {  // what the swizzle leaves together
       const char* at =
-          shared_memory_at(ops::cuda::swizzled(address_of(rank, start + line / 8 * stride + line % 8 * 128 + byte)), 16);
+          shared_memory_at(ops::cuda::swizzled(address_of(block, start + line / 8 * stride + line % 8 * 128 + byte)), 16);
       for (uint32_t i = 0; i < 8; ++i) {
         uint16_t bits = 0;
         std::memcpy(&bits, at + 2 * i, 2);
@@ -50,15 +50,15 @@ void read_registers(const Product& p, float* out) {
   }
 }
 
-void compute(uint32_t rank, const Product& p) {
+void compute(uint32_t block, const Product& p) {
   float a[kK * kM], b[kK * kMostWidth], sums[kM][kMostWidth];
   const auto width = static_cast<size_t>(p.width);
   if (p.a_in_registers) {
     read_registers(p, a);
   } else {
-    read_operand(rank, p.a, p.trans_a, kM, a);
+    read_operand(block, p.a, p.trans_a, kM, a);
   }
-  read_operand(rank, p.b, p.trans_b, p.width, b);
+  read_operand(block, p.b, p.trans_b, p.width, b);
   const auto each = [&](const auto& take) {
     for (size_t thread = 0; thread < 128; ++thread) {
       for (size_t e = 0; e < width / 2; ++e) {
@@ -82,9 +82,9 @@ Warpgroup& own_warpgroup() {
   return self.block->warpgroups[self.place.thread.x / 128];
 }
 
-void compute_until(uint32_t rank, Warpgroup& group, int64_t count) {
+void compute_until(uint32_t block, Warpgroup& group, int64_t count) {
   while (group.computed < count) {
-    compute(rank, group.products[static_cast<size_t>(group.computed - group.first)]);
+    compute(block, group.products[static_cast<size_t>(group.computed - group.first)]);
     ++group.computed;
   }
   while (group.first < group.computed) {
@@ -124,7 +124,7 @@ void ask_for_product(int width, float* d, const uint32_t* a_registers, uint64_t 
   if (++p.threads < 128) return;
   machine().moved = true;
   later(machine().options.late_products,
-        [&group, rank = self.block->rank, number] { compute_until(rank, group, number + 1); });
+        [&group, block = self.block->number, number] { compute_until(block, group, number + 1); });
 }
 
 void wgmma_fence() {}
