@@ -30,6 +30,7 @@
 #define blockDim (k3::emulator::here().threads)
 #define gridDim (k3::emulator::here().blocks)
 
+using std::isnan;
 using std::max;
 using std::min;
 
@@ -133,6 +134,10 @@ T atomicAdd(T* p, T by) {
 template <class T>
 T atomicOr(T* p, T with) {
   return emulated_atomic(p, [with](T x) { return x | with; });
+}
+template <class T>
+T atomicMax(T* p, T with) {
+  return emulated_atomic(p, [with](T x) { return std::max(x, with); });
 }
 inline unsigned atomicInc(unsigned* p, unsigned most) {
   return emulated_atomic(p, [most](unsigned x) { return x >= most ? 0 : x + 1; });
