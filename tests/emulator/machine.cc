@@ -89,12 +89,19 @@ void look_again() {
   self.waits = "";
 }
 
-// Most a few rounds, some long after others that were asked for later.
-void later(bool late, std::function<void()> happen) {
+void at_round(uint64_t round, std::function<void()> happen) {
   Machine& m = machine();
-  if (!late) return happen();
+  if (round <= m.rounds) return happen();
+  m.events.push_back({round, std::move(happen)});
+}
+// Most a few, some so many that what was asked for later comes before.
+uint64_t rounds_of_delay() {
+  Machine& m = machine();
   const uint32_t most = m.random() % 32 == 0 ? 400 : 40;
-  m.events.push_back({static_cast<uint32_t>(m.random() % most), std::move(happen)});
+  return m.random() % most;
+}
+void later(bool late, std::function<void()> happen) {
+  at_round(machine().rounds + (late ? rounds_of_delay() : 0), std::move(happen));
 }
 
 void add_copy(CopyGroups& groups, std::function<void()> copy) {

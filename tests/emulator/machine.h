@@ -52,6 +52,7 @@ struct Product {
 struct Warpgroup {
   std::deque<Product> products;
   int64_t first = 0, computed = 0;  // number of products.front(), and of the next to be computed
+  uint64_t last = 0;                // round of what was asked for last
 };
 
 struct Warp {
@@ -106,7 +107,7 @@ struct Machine {
   unsigned cluster = 1, threads = 0;            // blocks of a cluster, threads of a block
   Block* present = nullptr;                     // whose variables are in their place
   struct Event {
-    uint32_t rounds = 0;
+    uint64_t round = 0;
     std::function<void()> happen;
   };
   std::vector<Event> events;    // copies and products under way
@@ -140,7 +141,9 @@ void wait_until(const char* what, uint32_t at, const Ready& ready) {
 }
 // The last of `count` threads opens it; `wait`: until then.
 void meet(Meeting& at, int count, const char* what, uint32_t id, bool wait, bool any = false);
-void later(bool late, std::function<void()> happen);  // now, or rounds later
+void at_round(uint64_t round, std::function<void()> happen);  // at once, if it is this one
+uint64_t rounds_of_delay();                                   // random
+void later(bool late, std::function<void()> happen);          // now, or rounds later
 void add_copy(CopyGroups& groups, std::function<void()> copy);  // now, or rounds after its group was committed
 void commit_copies(CopyGroups& groups);
 void wait_for_copies(CopyGroups& groups, int groups_left);

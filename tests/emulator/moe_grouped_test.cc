@@ -87,6 +87,15 @@ TEST(MoeGroupedEmulated, RowsOfAnExpert) {
   }
 }
 
+// One step a tile: rings, announcements and mail go round from tile to tile.
+TEST(MoeGroupedEmulated, ShortTiles) {
+  for (uint32_t seed = 5; seed < 9; ++seed) {
+    for (const MoeWeights kind : {kMx, kBf}) {
+      check({.kind = kind, .rows = {1, 2, 1, 0, 1, 1, 3, 1, 1, 1, 2, 1, 1, 1, 1, 1, 1}, .width = 64, .hidden = 32}, seed, 2);
+    }
+  }
+}
+
 // Rings go round several times within a tile, and tiles of weights are several and odd in number.
 TEST(MoeGroupedEmulated, LongRings) {
   for (uint32_t seed = 11; seed < 14; ++seed) {

@@ -122,9 +122,12 @@ void ask_for_product(int width, float* d, const uint32_t* a_registers, uint64_t 
   p.accumulators[thread] = d;
   if (a_registers != nullptr) std::memcpy(p.registers[thread].data(), a_registers, 16);
   if (++p.threads < 128) return;
-  machine().moved = true;
-  later(machine().options.late_products,
-        [&group, block = self.block->number, number] { compute_until(block, group, number + 1); });
+  Machine& m = machine();
+  m.moved = true;
+  // One after another: what is slow holds up what comes after it.
+  if (m.options.late_products) group.last = std::max(group.last, m.rounds + rounds_of_delay());
+  at_round(m.options.late_products ? group.last : m.rounds,
+           [&group, block = self.block->number, number] { compute_until(block, group, number + 1); });
 }
 
 void wgmma_fence() {}

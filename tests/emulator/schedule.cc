@@ -134,7 +134,7 @@ size_t round_of_turns() {
 void let_events_happen() {
   Machine& m = machine();
   for (size_t i = 0; i < m.events.size();) {
-    if (m.events[i].rounds-- > 0) {
+    if (m.events[i].round > m.rounds) {
       ++i;
       continue;
     }
