@@ -83,8 +83,11 @@ class Experts {
   int rows_of(int matrix) const { return matrix == 1 ? width_ : hidden_; }
   int columns_of(int matrix) const { return matrix == 1 ? hidden_ : width_; }
   float factor(int expert, int matrix) const { return kind_ == MoeWeights::mxfp4 && matrix < 3 ? static_cast<float>(1 << (expert + matrix) % 2) : 1; }
-  uint64_t bits(int expert, int matrix, int64_t at, int stream) const {
-    return Rng(static_cast<uint64_t>(expert * 3 + matrix), static_cast<uint64_t>(stream)).bits(static_cast<uint64_t>(at));
+  static uint64_t bits(int expert, int matrix, int64_t at, int stream) {  // a hash, because there are so many
+    uint64_t x = static_cast<uint64_t>(at) * 64 + static_cast<uint64_t>(expert * 3 + matrix) * 0x9E3779B97F4A7C15U + static_cast<uint64_t>(stream);
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9U;
+    x = (x ^ x >> 27) * 0x94D049BB133111EBU;
+    return x ^ x >> 31;
   }
   unsigned code(int expert, int matrix, int row, int column) const {
     return static_cast<unsigned>(bits(expert, matrix, int64_t{row} * columns_of(matrix) + column, 1) % 16);
