@@ -19,20 +19,25 @@ float from_bf16(uint32_t bits) {
   return out;
 }
 
-// Rows of 16 numbers of an operand to `out` [16][rows]: lines of 128 bytes a row, in groups of eight, or (`trans`) a line
-// for each of the 16.
+// Rows of 16 numbers of an operand to `out` [16][rows], in pieces of 16 bytes, which stay together. With the swizzle lines of 128 bytes in
+// groups of eight: a line a row, or (`trans`) one for each of the 16, 64 rows wide. Without it groups of eight lines of 16 bytes.
 void read_operand(uint32_t block, uint64_t descriptor, bool trans, int rows, float* out) {
-  const auto start = static_cast<uint32_t>(descriptor & 0x3FFF) << 4,
-             stride = static_cast<uint32_t>(descriptor >> 32 & 0x3FFF) << 4;
-  const auto lines = static_cast<uint32_t>(trans ? kK : rows), bytes = static_cast<uint32_t>(2 * (trans ? rows : kK));
+  const auto field = [descriptor](int bit) { return static_cast<uint32_t>(descriptor >> bit & 0x3FFF) << 4; };
+  const uint32_t start = field(0), leading = field(16), stride = field(32);
+  const auto kind = static_cast<ops::cuda::Swizzle>(descriptor >> 62);
+  const bool swizzled = kind == ops::cuda::Swizzle::bytes_128;
+  if (!swizzled && (kind != ops::cuda::Swizzle::none || trans)) fail_thread("an operand that the machine does not know");
+  const auto lines = static_cast<uint32_t>(trans ? kK : rows), pieces = static_cast<uint32_t>(trans ? rows : kK) / 8;
   for (uint32_t line = 0; line < lines; ++line) {
-    for (uint32_t byte = 0; byte < bytes; byte += 16) {  // what the swizzle leaves together
-      const char* at =
-          shared_memory_at(ops::cuda::swizzled(address_of(block, start + line / 8 * stride + line % 8 * 128 + byte)), 16);
+    for (uint32_t piece = 0; piece < pieces; ++piece) {
+      const uint32_t group = start + line / 8 * stride;
+      const uint32_t at = address_of(block, swizzled ? group + line % 8 * 128 + piece / 8 * leading + piece % 8 * 16
+                                                     : group + line % 8 * 16 + piece * leading);
+      const char* const from = shared_memory_at(swizzled ? ops::cuda::swizzled(at) : at, 16);
       for (uint32_t i = 0; i < 8; ++i) {
         uint16_t bits = 0;
-        std::memcpy(&bits, at + 2 * i, 2);
-        const uint32_t along = byte / 2 + i;
+        std::memcpy(&bits, from + 2 * i, 2);
+        const uint32_t along = 8 * piece + i;
         out[trans ? line * static_cast<uint32_t>(rows) + along : along * static_cast<uint32_t>(rows) + line] =
             from_bf16(bits);
       }
