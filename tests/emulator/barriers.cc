@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include "k3/ops/cuda/ptx.cuh"
+#include "k3/ops/kda/cuda/kda_prefill_words.cuh"
 #include "tests/emulator/machine.h"
 
 namespace k3::emulator {
@@ -49,6 +50,7 @@ void mbar_init(uint32_t bar, uint32_t arrivals) {
   machine().blocks[block_of(bar)]->barriers[offset_of(bar)] = {.expected = arrivals, .pending = arrivals};
 }
 void mbar_arrive(uint32_t bar) { arrive(bar); }
+void mbar_arrive_there(uint32_t bar) { arrive(bar); }
 void mbar_arrive_many(uint32_t bar, int count) { arrive(bar, static_cast<uint32_t>(count)); }
 void mbar_arrive_cluster(uint32_t bar, uint32_t rank) { arrive(cluster_map(bar, rank)); }
 void mbar_expect(uint32_t bar, uint32_t bytes) {

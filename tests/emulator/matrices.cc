@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "k3/ops/cuda/ptx.cuh"
+#include "k3/ops/kda/cuda/kda_prefill_words.cuh"
 #include "tests/emulator/machine.h"
 
 namespace k3::ops::cuda {
@@ -89,20 +90,27 @@ void add_products(void* const (&all)[32], const float (&a)[16][kK], const float 
     }
   }
 }
-void multiply_bf16(void* const (&all)[32]) {
+// half(register, 0 or 1): a number.
+template <class Half>
+void multiply_halves(void* const (&all)[32], const Half& half) {
   float a[16][16], b[16][8];
   for (size_t lane = 0; lane < 32; ++lane) {
     const auto& f = *static_cast<const Fragments*>(all[lane]);
     for (size_t i = 0; i < 4; ++i) {
       for (size_t c = 0; c < 2; ++c) {
         const size_t k = lane % 4 * 2 + c + i / 2 * 8;
-        const auto half = [c](uint32_t two) { return c == 0 ? low_bf16(two) : high_bf16(two); };
-        a[lane / 4 + i % 2 * 8][k] = half(f.a[i]);
-        if (i % 2 == 0) b[k][lane / 4] = half(f.b[i / 2]);
+        a[lane / 4 + i % 2 * 8][k] = half(f.a[i], c);
+        if (i % 2 == 0) b[k][lane / 4] = half(f.b[i / 2], c);
       }
     }
   }
   add_products<16>(all, a, b);
+}
+void multiply_bf16(void* const (&all)[32]) {
+  multiply_halves(all, [](uint32_t two, size_t c) { return c == 0 ? low_bf16(two) : high_bf16(two); });
+}
+void multiply_half(void* const (&all)[32]) {
+  multiply_halves(all, [](uint32_t two, size_t c) { return half_of(two, static_cast<int>(c)); });
 }
 float to_tf32(uint32_t bits) { return std::bit_cast<float>(bits & 0xFFFFE000U); }
 void multiply_tf32(void* const (&all)[32]) {
@@ -123,6 +131,10 @@ void multiply_tf32(void* const (&all)[32]) {
 void mma_bf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
   Fragments mine{d, a, b};
   warp_together(&mine, multiply_bf16);
+}
+void mma_half(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  Fragments mine{d, a, b};
+  warp_together(&mine, multiply_half);
 }
 void mma_tf32(float (&d)[4], const float (&a)[4], const float (&b)[2]) {
   uint32_t a_bits[4], b_bits[2];

@@ -188,6 +188,14 @@ TEST(MoeOneEmulated, ATokenAgainAndAgain) {
   check({.kind = kBf, .experts = 5, .width = 40, .hidden = 24, .glu = {false}, .shared = 8}, 3, 4);
 }
 
+// Items of so many chunks that the ring is full before the items' buffers are.
+TEST(MoeOneEmulated, LongRows) {
+  for (uint32_t seed = 7; seed < 10; ++seed) {
+    check({.kind = kMx, .experts = 4, .topk = 3, .width = 2560}, 2, seed);
+    check({.kind = kBf, .experts = 4, .topk = 3, .width = 1032}, 2, seed);
+  }
+}
+
 // Experts that lie elsewhere; none is here.
 TEST(MoeOneEmulated, LocalExperts) {
   for (const MoeWeights kind : {kMx, kBf}) {

@@ -96,11 +96,13 @@ TEST(MoeGroupedEmulated, ShortTiles) {
   }
 }
 
-// Rings go round several times within a tile, and tiles of weights are several and odd in number.
+// Rings go round several times within a tile, and tiles of weights are several and odd in number; with and without columns behind the last.
 TEST(MoeGroupedEmulated, LongRings) {
-  for (uint32_t seed = 11; seed < 14; ++seed) {
-    check({.kind = kMx, .rows = {17, 3, 90, 0, 1}, .width = 1056, .hidden = 288, .places = seed == 12}, seed, 3);
-    check({.kind = kBf, .rows = {33, 3, 90, 0, 1}, .width = 528, .hidden = 328, .places = seed == 12}, seed, 4);
+  check({.kind = kMx, .rows = {17, 3, 60, 0, 1}, .width = 1056, .hidden = 288, .places = true}, 11, 3);
+  check({.kind = kBf, .rows = {33, 3, 60, 0, 1}, .width = 528, .hidden = 328, .places = true}, 12, 4);
+  for (uint32_t seed = 13; seed < 15; ++seed) {
+    check({.kind = kMx, .rows = {40, 3, 20}, .width = 1024, .hidden = 256}, seed, 2);
+    check({.kind = kBf, .rows = {70, 3, 20}, .width = 512, .hidden = 256}, seed, 2);
   }
 }
 

@@ -86,11 +86,10 @@ std::string deadlock() {
   return text;
 }
 
-// The threads of a warp, or all of a warpgroup, may be slow for a while: others get as far ahead of them as barriers let
-// them.
+// The threads of a warp, or all of a warpgroup, may be slow for a while, or asleep: others get as far ahead of them as barriers let them.
 void change_pace() {
   Machine& m = machine();
-  constexpr std::array<uint32_t, 4> kPaces = {1, 1, 8, 40};
+  constexpr std::array<uint32_t, 8> kPaces = {1, 1, 1, 1, 8, 8, 40, 1000};
   for (size_t warp = 0; warp < m.paces.size(); ++warp) {
     m.paces[warp] = warp % 4 != 0 && m.random() % 2 == 0 ? m.paces[warp - 1] : kPaces[m.random() % kPaces.size()];
   }

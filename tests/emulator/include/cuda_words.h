@@ -17,12 +17,14 @@
 #undef __global__
 #undef __shared__
 #undef __forceinline__
+#undef __noinline__
 #undef __launch_bounds__
 #undef __grid_constant__
 #define __device__
 #define __global__
 #define __shared__ static thread_local  // the machine gives each block its own
 #define __forceinline__ inline
+#define __noinline__
 #define __launch_bounds__(...)
 #define __grid_constant__
 #define threadIdx (k3::emulator::here().thread)

@@ -181,7 +181,7 @@ __device__ __forceinline__ void finish(uint32_t lane_row, uint32_t buffer, const
     const float q_low = kScale * inverse_norm(sum.qq[0]), q_high = kScale * inverse_norm(sum.qq[1]);
     if ((lane & 3) == 0) {
       const uint32_t at = buffer + kAtScale + static_cast<uint32_t>((row >> 1) * 16 + (row & 1) * 4);
-      asm volatile("st.shared.f32 [%0], %1;\nst.shared.f32 [%0 + 8], %2;\n" ::"r"(at), "f"(q_low), "f"(q_high) : "memory");
+      store_shared_two(at, q_low, q_high);
     }
   }
 #pragma unroll
