@@ -11,6 +11,7 @@ struct Options {
   uint32_t seed = 1;           // of the order and pace of warps and of how late what is late is
   bool late_products = false;  // wgmma computes a random number of rounds after it was issued
   bool late_copies = false;    // the copy engine likewise
+  uint32_t latest = 400;       // rounds that a few of them take; most take up to 40
   bool whole_grid = false;     // all blocks of a launch live together, else one cluster after another
 };
 void set_options(const Options& options);

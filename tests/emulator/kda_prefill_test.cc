@@ -131,13 +131,13 @@ class Prefill {
   double decay_[kWidth] = {};
 };
 
-void check(const Case& c, uint32_t seed, int times = 1) {
+void check(const Case& c, uint32_t seed, int times = 1, uint32_t latest = 400) {
   SCOPED_TRACE(fmt::format("{} sequences, the first of {}, pairs {}, pieces of {}, seed {}", c.lengths.size(), c.lengths[0], c.plan.pairs,
                            c.plan.segment, seed));
   const Prefill begun(c, seed);
   for (int i = 0; i < times; ++i) {
     Prefill prefill = begun;
-    emulator::set_options({.seed = seed + static_cast<uint32_t>(i), .late_products = true, .late_copies = true});
+    emulator::set_options({.seed = seed + static_cast<uint32_t>(i), .late_products = true, .late_copies = true, .latest = latest});
     ASSERT_EQ(prefill.run(), 0) << emulator::failure();
     prefill.judge();
   }
@@ -156,6 +156,13 @@ TEST(KdaPrefillEmulated, LengthsAndExports) {
 // Buffers go round; the last chunks have no rows to ask for behind them.
 TEST(KdaPrefillEmulated, ManyChunks) {
   for (const KdaPrefillPlan& plan : {kOne, kPairs}) check({.lengths = {16 * 30 + 5}, .plan = plan}, 11, 4);
+}
+
+// A producer that comes to a buffer for the second time while the rows of the first are still on their way to another warp: the last
+// chunks once took them for their own.
+TEST(KdaPrefillEmulated, RowsThatComeLate) {
+  check({.lengths = {13 * 16}, .plan = kOne}, 31, 8, 5000);
+  check({.lengths = {17 * 16}, .plan = kPairs}, 32, 8, 5000);
 }
 
 TEST(KdaPrefillEmulated, Pieces) {

@@ -97,7 +97,7 @@ void at_round(uint64_t round, std::function<void()> happen) {
 // Most a few, some so many that what was asked for later comes before.
 uint64_t rounds_of_delay() {
   Machine& m = machine();
-  const uint32_t most = m.random() % 32 == 0 ? 400 : 40;
+  const uint32_t most = m.random() % 32 == 0 ? m.options.latest : 40;
   return m.random() % most;
 }
 void later(bool late, std::function<void()> happen) {
