@@ -1,4 +1,5 @@
 // The copy engine: boxes of tensor maps, bytes, stores to other blocks of a cluster; cp.async.
+#include <array>
 #include <cstring>
 
 #include "k3/ops/cuda/multicast.cuh"
@@ -144,10 +145,13 @@ void bulk_store(void* to, uint32_t from, uint32_t bytes) {
 void bulk_commit() { commit_copies(machine().self->stores); }
 void wait_for_stores(int groups_left) { wait_for_copies(machine().self->stores, groups_left); }
 
-void cluster_store_async(uint32_t to, float4 v, uint32_t bar) {
+void send(uint32_t to, uint32_t bar, const void* from, uint32_t bytes) {
+  std::array<char, 16> kept = {};
+  std::memcpy(kept.data(), from, bytes);
+  if (block_of(to) != block_of(bar)) fail_thread("a store that is counted elsewhere");
   later(machine().options.late_copies, [=] {
-    std::memcpy(shared_memory_at(to, 16), &v, 16);
-    bytes_have_come(bar, 16);
+    std::memcpy(shared_memory_at(to, bytes), kept.data(), bytes);
+    bytes_have_come(bar, bytes);
   });
 }
 void cluster_copy(uint32_t to, uint32_t from, uint32_t bytes, uint32_t bar) {

@@ -122,6 +122,10 @@ template <class T>
 T __ldcg(const T* p) {
   return *p;
 }
+template <class T>
+T __ldg(const T* p) {
+  return *p;
+}
 template <class T, class Change>
 T emulated_atomic(T* p, const Change& change) {
   const T before = *p;

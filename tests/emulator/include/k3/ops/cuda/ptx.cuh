@@ -99,12 +99,18 @@ void tma_load_2d(uint32_t to, const void* map, int x, int y, uint32_t bar);
 void tma_load_3d(uint32_t to, const void* map, int x, int y, int z, uint32_t bar);
 void tma_load_3d_multicast(uint32_t to, const void* map, int x, int y, int z, uint32_t bar, uint16_t blocks);
 void tma_store_2d(const void* map, uint32_t from, int x, int y);
-void cluster_store_async(uint32_t to, float4 v, uint32_t bar);
 void cluster_copy(uint32_t to, uint32_t from, uint32_t bytes, uint32_t bar);
 uint32_t cluster_map(uint32_t address, uint32_t rank);
 float cluster_load(uint32_t address);
 void cluster_store(uint32_t address, float x);
 void cluster_store(uint32_t address, uint32_t x);
+void send(uint32_t to, uint32_t bar, const void* from, uint32_t bytes);
+inline void cluster_send(uint32_t address, uint32_t bar, float value) { send(address, bar, &value, 4); }
+inline void cluster_send(uint32_t address, uint32_t bar, float x, float y) {
+  const float both[2] = {x, y};
+  send(address, bar, both, 8);
+}
+inline void cluster_store_async(uint32_t to, float4 v, uint32_t bar) { send(to, bar, &v, 16); }
 inline void fence_async_proxy() {}
 
 // ---- memory ----
@@ -129,6 +135,7 @@ T load_if(const void* p, bool take) {
 inline uint4 load_once_16(const void* p, bool take = true) { return load_if<uint4>(p, take); }
 inline uint2 load_once_8(const void* p, bool take = true) { return load_if<uint2>(p, take); }
 inline uint32_t load_once_4(const void* p, bool take = true) { return load_if<uint32_t>(p, take); }
+inline uint4 load_once(const void* p) { return load_if<uint4>(p, true); }
 inline uint4 load_16(const void* p, bool take = true) { return load_if<uint4>(p, take); }
 
 // ---- warpgroups ----
