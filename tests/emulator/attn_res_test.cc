@@ -1,5 +1,5 @@
-// A site of attention residuals, as for Hopper, against double on the same BF16 rows: blocks of a cluster that share a token, and a
-// ring of rows.
+// A site of attention residuals, as for Hopper, against double on the same BF16 rows: blocks of a cluster that share a
+// token, and a ring of rows.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -20,13 +20,15 @@ struct Case {
 };
 
 void check(const Case& c, uint32_t seed, uint32_t latest = 400) {
-  SCOPED_TRACE(fmt::format("kernel {}, {} tokens, hidden {}, {} blocks, seed {}", static_cast<int>(c.plan.kernel), c.tokens, c.hidden, c.blocks, seed));
+  SCOPED_TRACE(fmt::format("kernel {}, {} tokens, hidden {}, {} blocks, seed {}", static_cast<int>(c.plan.kernel), c.tokens,
+                           c.hidden, c.blocks, seed));
   const auto hidden = static_cast<size_t>(c.hidden), count = static_cast<size_t>(c.tokens) * hidden;
-  const auto bank = emulator::random_bf16(static_cast<size_t>(c.blocks) * count + 8, seed), prefix = emulator::random_bf16(count, seed + 1),
-             delta = emulator::random_bf16(count, seed + 2, 0.5F), rest = emulator::random_bf16(count, seed + 3, 1e-3F),
-             norm = emulator::random_bf16(hidden, seed + 4);
+  const auto bank = emulator::random_bf16(static_cast<size_t>(c.blocks) * count + 8, seed),
+             prefix = emulator::random_bf16(count, seed + 1), delta = emulator::random_bf16(count, seed + 2, 0.5F),
+             rest = emulator::random_bf16(count, seed + 3, 1e-3F), norm = emulator::random_bf16(hidden, seed + 4);
   std::vector<float> query;
-  for (const uint16_t x : emulator::random_bf16(hidden, seed + 5)) query.push_back(static_cast<float>(from_bf16(x)) / std::sqrt(static_cast<float>(hidden)));
+  for (const uint16_t x : emulator::random_bf16(hidden, seed + 5))
+    query.push_back(static_cast<float>(from_bf16(x)) / std::sqrt(static_cast<float>(hidden)));
   std::vector<uint16_t> sum(count, emulator::kNanBf16), cut(count, emulator::kNanBf16), out(count, emulator::kNanBf16);
   const AttnResSite site{.tokens = c.tokens,
                          .hidden = c.hidden,
@@ -62,7 +64,8 @@ void check(const Case& c, uint32_t seed, uint32_t latest = 400) {
       std::vector<double>& p = sources.emplace_back(hidden);
       for (size_t i = 0; i < hidden; ++i) {
         const size_t at = t * hidden + i;
-        p[i] = (c.prefix ? from_bf16(prefix[at]) : 0) + (c.rest ? from_bf16(rest[at]) : 0) + (c.delta ? from_bf16(delta[at]) : 0);
+        p[i] = (c.prefix ? from_bf16(prefix[at]) : 0) + (c.rest ? from_bf16(rest[at]) : 0) +
+               (c.delta ? from_bf16(delta[at]) : 0);
         ASSERT_NEAR(from_bf16(sum[at]), p[i], std::abs(p[i]) / 200 + 1e-6);
         if (!c.rest) p[i] = from_bf16(sum[at]);
       }
@@ -78,7 +81,8 @@ void check(const Case& c, uint32_t seed, uint32_t latest = 400) {
     }
     for (double& x : mix) x /= mass, squares += x * x;
     for (size_t i = 0; i < hidden; ++i)
-      all.add(from_bf16(out[t * hidden + i]), c.norm ? mix[i] / std::sqrt(squares / c.hidden + 1e-5) * from_bf16(norm[i]) : mix[i]);
+      all.add(from_bf16(out[t * hidden + i]),
+              c.norm ? mix[i] / std::sqrt(squares / c.hidden + 1e-5) * from_bf16(norm[i]) : mix[i]);
   }
   EXPECT_LE(all.ratio(), 3e-3);
 }
@@ -91,18 +95,33 @@ TEST(AttnResEmulated, BlocksShareAToken) {
   for (const bool dependent : {false, true}) {
     for (const int cluster : {1, 2, 4, 8}) {
       const auto seed = static_cast<uint32_t>(cluster);
-      check({.plan = clusters(2, 2048, cluster), .tokens = 2, .hidden = 2048, .blocks = 3, .rest = true, .dependent = dependent}, seed, 3000);
-      check({.plan = clusters(1, 1016, cluster), .hidden = 1016, .blocks = 8, .norm = false, .dependent = dependent}, seed + 20);
+      check({.plan = clusters(2, 2048, cluster),
+             .tokens = 2,
+             .hidden = 2048,
+             .blocks = 3,
+             .rest = true,
+             .dependent = dependent},
+            seed, 3000);
+      check({.plan = clusters(1, 1016, cluster), .hidden = 1016, .blocks = 8, .norm = false, .dependent = dependent},
+            seed + 20);
       check({.plan = clusters(1, 520, cluster), .hidden = 520, .blocks = 0, .dependent = dependent}, seed + 40);
-      check({.plan = clusters(1, 520, cluster), .hidden = 520, .blocks = 2, .prefix = false, .delta = false, .dependent = dependent}, seed + 60);
+      check({.plan = clusters(1, 520, cluster),
+             .hidden = 520,
+             .blocks = 2,
+             .prefix = false,
+             .delta = false,
+             .dependent = dependent},
+            seed + 60);
     }
   }
 }
 
-// Rows of one token after the other in a ring that holds little more than those of one (of P one after the other, beside all of the bank).
+// Rows of one token after the other in a ring that holds little more than those of one (of P one after the other, beside all
+// of the bank).
 TEST(AttnResEmulated, RingOfRows) {
   const auto ring = [](int hidden, int slots, int grid) {
-    return AttnResPlan{AttnResKernel::large, 1, ((hidden / 8 + 1) / 2 + 31) / 32 * 32 + 32, grid, slots, slots * (hidden * 2 + 16)};
+    return AttnResPlan{AttnResKernel::large,     1, ((hidden / 8 + 1) / 2 + 31) / 32 * 32 + 32, grid, slots,
+                       slots * (hidden * 2 + 16)};
   };
   for (uint32_t seed = 1; seed < 4; ++seed) {
     check({.plan = ring(2048, 7, 2), .tokens = 9, .hidden = 2048, .blocks = 3, .rest = true}, seed);

@@ -125,7 +125,9 @@ void tma_load_lines(uint32_t to, const void* map, int line, int row, int matrix,
 void tma_load_lines_both(uint32_t to, const void* map, int line, int row, int matrix, uint32_t bar) {
   load_lines(to, map, line, row, matrix, bar, 3);
 }
-void bulk_load(uint32_t to, const void* from, uint32_t bytes, uint32_t bar) { load_bytes(to, from, bytes, bar, this_block()); }
+void bulk_load(uint32_t to, const void* from, uint32_t bytes, uint32_t bar) {
+  load_bytes(to, from, bytes, bar, this_block());
+}
 void bulk_load_both(uint32_t to, const void* from, uint32_t bytes, uint32_t bar) { load_bytes(to, from, bytes, bar, 3); }
 
 void tma_store_2d(const void* map, uint32_t from, int x, int y) {
@@ -134,7 +136,8 @@ void tma_store_2d(const void* map, uint32_t from, int x, int y) {
     for (int row = 0; row < m.box[1]; ++row) {
       for (int i = 0; i < m.box[0]; ++i) {
         uint16_t* const to = element(m, x + i, y + row, 0);
-        if (to != nullptr) std::memcpy(to, shared_memory_at(swizzled(from + static_cast<uint32_t>(row * 128 + i * 2)), 2), 2);
+        if (to != nullptr)
+          std::memcpy(to, shared_memory_at(swizzled(from + static_cast<uint32_t>(row * 128 + i * 2)), 2), 2);
       }
     }
   });

@@ -20,7 +20,8 @@ struct Case {
 };
 
 void check(const Case& c, uint32_t seed) {
-  SCOPED_TRACE(fmt::format("{} tokens, {} columns, {} tiles, cluster {}, seed {}", c.tokens, c.in, c.tiles, 1 << c.cluster_log2, seed));
+  SCOPED_TRACE(fmt::format("{} tokens, {} columns, {} tiles, cluster {}, seed {}", c.tokens, c.in, c.tiles,
+                           1 << c.cluster_log2, seed));
   const auto tokens = static_cast<size_t>(c.tokens), in = static_cast<size_t>(c.in), stride = in + 8;
   const std::vector<uint16_t> x = emulator::random_bf16(tokens * stride, seed);
   std::vector<std::vector<uint16_t>> w, y;

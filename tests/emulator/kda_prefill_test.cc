@@ -1,5 +1,5 @@
-// Delta attention over prompts, as for Hopper, against double on the same BF16 rows: chunks go from producers to consumers through
-// buffers, in pairs of blocks from one to the other, too.
+// Delta attention over prompts, as for Hopper, against double on the same BF16 rows: chunks go from producers to consumers
+// through buffers, in pairs of blocks from one to the other, too.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -34,7 +34,8 @@ class Prefill {
     for (size_t i = 0; i < 4; ++i) rows_[i] = emulator::random_bf16(tokens * heads * kWidth, seed + i);
     logits_ = emulator::random_bf16(tokens * heads, seed + 4);
     for (size_t h = 0; h < heads; ++h) a_log_.push_back(0.3F * static_cast<float>(h) - 0.5F);
-    for (const uint16_t x : emulator::random_bf16(heads * kWidth, seed + 5)) dt_bias_.push_back(static_cast<float>(from_bf16(x)) - 2);
+    for (const uint16_t x : emulator::random_bf16(heads * kWidth, seed + 5))
+      dt_bias_.push_back(static_cast<float>(from_bf16(x)) - 2);
     const size_t sequences = c.lengths.size();
     for (size_t s = 0; s < sequences; ++s) slots_.push_back(static_cast<int32_t>(sequences - 1 - s));
     for (size_t e = 0; e < c.exports.size(); ++e) case_.exports[e].slot = static_cast<int32_t>(sequences + e);
@@ -132,12 +133,13 @@ class Prefill {
 };
 
 void check(const Case& c, uint32_t seed, int times = 1, uint32_t latest = 400) {
-  SCOPED_TRACE(fmt::format("{} sequences, the first of {}, pairs {}, pieces of {}, seed {}", c.lengths.size(), c.lengths[0], c.plan.pairs,
-                           c.plan.segment, seed));
+  SCOPED_TRACE(fmt::format("{} sequences, the first of {}, pairs {}, pieces of {}, seed {}", c.lengths.size(), c.lengths[0],
+                           c.plan.pairs, c.plan.segment, seed));
   const Prefill begun(c, seed);
   for (int i = 0; i < times; ++i) {
     Prefill prefill = begun;
-    emulator::set_options({.seed = seed + static_cast<uint32_t>(i), .late_products = true, .late_copies = true, .latest = latest});
+    emulator::set_options(
+        {.seed = seed + static_cast<uint32_t>(i), .late_products = true, .late_copies = true, .latest = latest});
     ASSERT_EQ(prefill.run(), 0) << emulator::failure();
     prefill.judge();
   }
@@ -158,8 +160,8 @@ TEST(KdaPrefillEmulated, ManyChunks) {
   for (const KdaPrefillPlan& plan : {kOne, kPairs}) check({.lengths = {16 * 30 + 5}, .plan = plan}, 11, 4);
 }
 
-// A producer that comes to a buffer for the second time while the rows of the first are still on their way to another warp: the last
-// chunks once took them for their own.
+// A producer that comes to a buffer for the second time while the rows of the first are still on their way to another warp:
+// the last chunks once took them for their own.
 TEST(KdaPrefillEmulated, RowsThatComeLate) {
   check({.lengths = {13 * 16}, .plan = kOne}, 31, 8, 5000);
   check({.lengths = {17 * 16}, .plan = kPairs}, 32, 8, 5000);

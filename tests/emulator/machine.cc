@@ -135,7 +135,8 @@ Block& own_cluster(uint32_t rank) {
 
 void check_living(uint32_t block) {
   if (machine().blocks[block]->living == 0)
-    fail_thread(fmt::format("the memory of block {} of the cluster is used after its end", block - machine().blocks[block]->first));
+    fail_thread(
+        fmt::format("the memory of block {} of the cluster is used after its end", block - machine().blocks[block]->first));
 }
 
 char* shared_memory_at(uint32_t address, uint32_t bytes) {

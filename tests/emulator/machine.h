@@ -19,8 +19,8 @@
 
 namespace k3::emulator {
 
-// Where a block's shared memory begins in its window: not 0, so that a forgotten base shows; and its variables, which are the program's
-// thread_local ones.
+// Where a block's shared memory begins in its window: not 0, so that a forgotten base shows; and its variables, which are
+// the program's thread_local ones.
 inline constexpr uint32_t kWindowBase = 1024, kVariables = 4 << 20;
 // An address of the shared window: the block's number among those that live together, then the offset.
 constexpr uint32_t address_of(uint32_t block, uint32_t offset) { return block << 24 | offset; }
@@ -72,8 +72,8 @@ struct CopyGroups {
 
 struct Block {
   std::vector<char> store;
-  char* memory = nullptr;       // aligned
-  std::vector<char> variables;  // while another block's are in their place
+  char* memory = nullptr;                     // aligned
+  std::vector<char> variables;                // while another block's are in their place
   uint32_t number = 0, first = 0, bytes = 0;  // first: of its cluster
   int threads = 0, living = 0;
   std::map<uint32_t, Barrier> barriers;  // by offset
@@ -102,10 +102,10 @@ struct Fiber {
 };
 
 struct Machine {
-  std::vector<std::unique_ptr<Block>> blocks;   // that live together
-  std::vector<std::unique_ptr<Fiber>> fibers;   // theirs, in order, then spare ones
-  unsigned cluster = 1, threads = 0;            // blocks of a cluster, threads of a block
-  Block* present = nullptr;                     // whose variables are in their place
+  std::vector<std::unique_ptr<Block>> blocks;  // that live together
+  std::vector<std::unique_ptr<Fiber>> fibers;  // theirs, in order, then spare ones
+  unsigned cluster = 1, threads = 0;           // blocks of a cluster, threads of a block
+  Block* present = nullptr;                    // whose variables are in their place
   struct Event {
     uint64_t round = 0;
     std::function<void()> happen;
@@ -141,9 +141,9 @@ void wait_until(const char* what, uint32_t at, const Ready& ready) {
 }
 // The last of `count` threads opens it; `wait`: until then.
 void meet(Meeting& at, int count, const char* what, uint32_t id, bool wait, bool any = false);
-void at_round(uint64_t round, std::function<void()> happen);  // at once, if it is this one
-uint64_t rounds_of_delay();                                   // random
-void later(bool late, std::function<void()> happen);          // now, or rounds later
+void at_round(uint64_t round, std::function<void()> happen);    // at once, if it is this one
+uint64_t rounds_of_delay();                                     // random
+void later(bool late, std::function<void()> happen);            // now, or rounds later
 void add_copy(CopyGroups& groups, std::function<void()> copy);  // now, or rounds after its group was committed
 void commit_copies(CopyGroups& groups);
 void wait_for_copies(CopyGroups& groups, int groups_left);

@@ -14,7 +14,8 @@ uint32_t shared_address(const void* p) {
   const Block& block = *machine().self->block;
   const auto* const at = static_cast<const char*>(p);
   const bool variable = at >= variables().at && at < variables().at + variables().bytes;
-  return address_of(block.number, static_cast<uint32_t>(at - (variable ? variables().at : block.memory)) + (variable ? kVariables : kWindowBase));
+  return address_of(block.number, static_cast<uint32_t>(at - (variable ? variables().at : block.memory)) +
+                                      (variable ? kVariables : kWindowBase));
 }
 
 char* shared_at(uint32_t address, uint32_t bytes) { return shared_memory_at(address, bytes); }
@@ -28,7 +29,8 @@ struct Rows {  // of one lane: an address, and registers
 char* row_at(void* const (&all)[32], size_t matrix, size_t row) {
   return shared_memory_at(static_cast<const Rows*>(all[8 * matrix + row])->address, 16);
 }
-// Matrices of as many registers, to registers or (`store`) from them; trans: the register of a lane has a column's two elements.
+// Matrices of as many registers, to registers or (`store`) from them; trans: the register of a lane has a column's two
+// elements.
 template <int kCount, bool kStore, bool kTrans>
 void exchange_matrices(void* const (&all)[32]) {
   for (size_t lane = 0; lane < 32; ++lane) {

@@ -22,12 +22,17 @@ struct Case {
   int part = 0;  // keys of a part; 0: all in one
 };
 
+constexpr int kBehind = 40;  // rows of NaN behind the last key: `keys` is an upper bound
+
 class Prefill {
  public:
-  explicit Prefill(const Case& c, uint64_t seed) : case_(c), query_offsets_(offsets_of(c.queries)), key_offsets_(offsets_of(c.keys)) {
+  explicit Prefill(const Case& c, uint64_t seed)
+      : case_(c), query_offsets_(offsets_of(c.queries)), key_offsets_(offsets_of(c.keys)) {
     q_ = emulator::random_bf16(tokens() * width(kMlaKey), seed, 2);
     expanded_ = emulator::random_bf16(keys() * width(kMlaNope + kMlaValue), seed + 1);
+    expanded_.resize(expanded_.size() + kBehind * width(kMlaNope + kMlaValue), emulator::kNanBf16);
     shared_ = emulator::random_bf16(keys() * kMlaRope, seed + 2);
+    shared_.resize(shared_.size() + kBehind * kMlaRope, emulator::kNanBf16);
     gate_ = emulator::random_bf16(tokens() * width(kMlaValue), seed + 3);
     out_.assign(tokens() * width(kMlaValue), emulator::kNanBf16);
     lse_.assign(tokens() * static_cast<size_t>(c.heads), NAN);
@@ -35,7 +40,7 @@ class Prefill {
   }
 
   int run(int head_group) {
-    const auto all = static_cast<int64_t>(keys()), each = case_.part > 0 ? int64_t{case_.part} : all;
+    const auto all = static_cast<int64_t>(keys()) + kBehind, each = case_.part > 0 ? int64_t{case_.part} : all;
     for (int64_t first = 0; first < all; first += each) {
       MlaPrefillLaunch launch;
       const int64_t here = std::min(each, all - first), wide = case_.heads * (kMlaNope + kMlaValue);
@@ -144,7 +149,8 @@ TEST(MlaPrefillEmulated, Requests) {
 
 // Every tile of a long row is there before the one that takes its place.
 TEST(MlaPrefillEmulated, LongRows) {
-  for (uint32_t seed = 3; seed < 6; ++seed) check({.heads = 1, .queries = {1}, .keys = {1100 + static_cast<int>(seed)}}, 1, seed);
+  for (uint32_t seed = 3; seed < 6; ++seed)
+    check({.heads = 1, .queries = {1}, .keys = {1100 + static_cast<int>(seed)}}, 1, seed);
 }
 
 TEST(MlaPrefillEmulated, KeysInParts) {

@@ -1,4 +1,5 @@
-// Internal to tests/emulator. Random experts as moe_stream_pack.h has them in memory, and what they make of a token in double.
+// Internal to tests/emulator. Random experts as moe_stream_pack.h has them in memory, and what they make of a token in
+// double.
 #pragma once
 
 #include <array>
@@ -16,7 +17,8 @@ using ops::cuda::MoeWeights;
 
 class Experts {
  public:
-  Experts(MoeWeights kind, int experts, int width, int hidden) : kind_(kind), experts_(experts), width_(width), hidden_(hidden) {
+  Experts(MoeWeights kind, int experts, int width, int hidden)
+      : kind_(kind), experts_(experts), width_(width), hidden_(hidden) {
     bytes_[0] = ops::cuda::moe_packed_bytes(kind, int64_t{2} * hidden, width);
     bytes_[1] = ops::cuda::moe_packed_bytes(kind, width, hidden);
     both_.resize(static_cast<size_t>((bytes_[0] + bytes_[1]) * experts) + 128);
@@ -31,7 +33,13 @@ class Experts {
   }
 
   MoeExpertsCuda view() {
-    return {kind_, experts_, width_, hidden_, aligned(packed_[0]), aligned(packed_[1]), kind_ == MoeWeights::mxfp4 ? factors_.data() : nullptr};
+    return {kind_,
+            experts_,
+            width_,
+            hidden_,
+            aligned(packed_[0]),
+            aligned(packed_[1]),
+            kind_ == MoeWeights::mxfp4 ? factors_.data() : nullptr};
   }
   // Each expert in one piece: every third in host memory, the others in slots from the last on.
   MoeExpertsCuda scattered() {
@@ -40,7 +48,8 @@ class Experts {
     slots_.clear();
     for (int e = 0; e < experts_; ++e) {
       slots_.push_back(e % 3 == 2 ? -1 : experts_ - 1 - e);
-      uint8_t* const to = aligned(slots_.back() < 0 ? host_ : both_, static_cast<size_t>(each * experts_)) + (slots_.back() < 0 ? e : slots_.back()) * each;
+      uint8_t* const to = aligned(slots_.back() < 0 ? host_ : both_, static_cast<size_t>(each * experts_)) +
+                          (slots_.back() < 0 ? e : slots_.back()) * each;
       std::memcpy(to, aligned(packed_[0]) + e * bytes_[0], static_cast<size_t>(bytes_[0]));
       std::memcpy(to + bytes_[0], aligned(packed_[1]) + e * bytes_[1], static_cast<size_t>(bytes_[1]));
     }
@@ -51,7 +60,7 @@ class Experts {
 
   // w2 glu(w1 z, w3 z) of an expert.
   std::vector<double> result(int expert, const uint16_t* z, const MoeGlu& glu) const {
-    const std::vector<double>*const m = &matrices_[static_cast<size_t>(expert) * 3];
+    const std::vector<double>* const m = &matrices_[static_cast<size_t>(expert) * 3];
     std::vector<double> x(static_cast<size_t>(width_)), h(static_cast<size_t>(hidden_));
     for (size_t i = 0; i < x.size(); ++i) x[i] = from_bf16(z[i]);
     for (size_t r = 0; r < h.size(); ++r) {
@@ -82,9 +91,12 @@ class Experts {
 
   int rows_of(int matrix) const { return matrix == 1 ? width_ : hidden_; }
   int columns_of(int matrix) const { return matrix == 1 ? hidden_ : width_; }
-  float factor(int expert, int matrix) const { return kind_ == MoeWeights::mxfp4 && matrix < 3 ? static_cast<float>(1 << (expert + matrix) % 2) : 1; }
+  float factor(int expert, int matrix) const {
+    return kind_ == MoeWeights::mxfp4 && matrix < 3 ? static_cast<float>(1 << (expert + matrix) % 2) : 1;
+  }
   static uint64_t bits(int expert, int matrix, int64_t at, int stream) {  // a hash, because there are so many
-    uint64_t x = static_cast<uint64_t>(at) * 64 + static_cast<uint64_t>(expert * 3 + matrix) * 0x9E3779B97F4A7C15U + static_cast<uint64_t>(stream);
+    uint64_t x = static_cast<uint64_t>(at) * 64 + static_cast<uint64_t>(expert * 3 + matrix) * 0x9E3779B97F4A7C15U +
+                 static_cast<uint64_t>(stream);
     x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9U;
     x = (x ^ x >> 27) * 0x94D049BB133111EBU;
     return x ^ x >> 31;
@@ -96,7 +108,10 @@ class Experts {
     return 118 + static_cast<int>(bits(expert, matrix, int64_t{row} * 1024 + group, 2) % 4);
   }
   uint16_t bf16(int expert, int matrix, int row, int column) const {
-    return to_bf16(0.05F * static_cast<float>(static_cast<int>(bits(expert, matrix, int64_t{row} * columns_of(matrix) + column, 3) % 65) - 32) / 16);
+    return to_bf16(
+        0.05F *
+        static_cast<float>(static_cast<int>(bits(expert, matrix, int64_t{row} * columns_of(matrix) + column, 3) % 65) - 32) /
+        16);
   }
   std::vector<double> random_matrix(int expert, int matrix) const {
     constexpr double kValues[8] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
@@ -104,9 +119,10 @@ class Experts {
     for (int r = 0; r < rows_of(matrix); ++r) {
       for (int c = 0; c < columns_of(matrix); ++c) {
         const unsigned x = code(expert, matrix, r, c);
-        out.push_back(kind_ == MoeWeights::bf16 ? from_bf16(bf16(expert, matrix, r, c))
-                                                : std::ldexp(x < 8 ? kValues[x] : -kValues[x - 8], scale(expert, matrix, r, c / 32) - 127) *
-                                                      static_cast<double>(factor(expert, matrix)));
+        out.push_back(kind_ == MoeWeights::bf16
+                          ? from_bf16(bf16(expert, matrix, r, c))
+                          : std::ldexp(x < 8 ? kValues[x] : -kValues[x - 8], scale(expert, matrix, r, c / 32) - 127) *
+                                static_cast<double>(factor(expert, matrix)));
       }
     }
     return out;
@@ -114,7 +130,8 @@ class Experts {
 
   // Units of 16 rows, chunks of columns, lanes as moe_stream_pack.h says. packed: 0: w1 and w3, 1: w2.
   void pack(int expert, int packed) {
-    const auto columns = static_cast<int>(ops::cuda::moe_chunk_columns(kind_)), bytes = static_cast<int>(ops::cuda::moe_chunk_bytes(kind_));
+    const auto columns = static_cast<int>(ops::cuda::moe_chunk_columns(kind_)),
+               bytes = static_cast<int>(ops::cuda::moe_chunk_bytes(kind_));
     const int rows = packed == 0 ? hidden_ : width_, cols = packed == 0 ? width_ : hidden_, of_unit = packed == 0 ? 8 : 16;
     const int chunks = (cols + columns - 1) / columns;
     uint8_t* to = aligned(packed_[static_cast<size_t>(packed)]) + expert * bytes_[static_cast<size_t>(packed)];
@@ -134,7 +151,8 @@ class Experts {
               }
               uint32_t word = 0;
               for (int i = 0; inside && i < 8; ++i) {
-                for (int bit = 0; bit < 4; ++bit) word |= (code(expert, matrix, row, column + i) >> bit & 1) << ops::cuda::mxfp4_word_bit(i, bit);
+                for (int bit = 0; bit < 4; ++bit)
+                  word |= (code(expert, matrix, row, column + i) >> bit & 1) << ops::cuda::mxfp4_word_bit(i, bit);
               }
               std::memcpy(to + 128 + q / 2 * 512 + lane * 16 + q % 2 * 8 + half * 4, &word, 4);
               to[g * 16 + q * 2 + half] = static_cast<uint8_t>(126 + (inside ? scale(expert, matrix, row, column / 32) : 0));

@@ -1,5 +1,5 @@
-// Experts of few tokens and of one, as for Hopper, against double on the same weights. Their blocks wait for each other, so that all of a
-// small grid live at once; copies land late, some long after others that were asked for later.
+// Experts of few tokens and of one, as for Hopper, against double on the same weights. Their blocks wait for each other, so
+// that all of a small grid live at once; copies land late, some long after others that were asked for later.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -47,7 +47,8 @@ Routing routing_of(const Case& c, uint64_t seed) {
     }
     std::vector<int32_t> order(experts);
     std::iota(order.begin(), order.end(), 0);
-    std::sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return keys[static_cast<size_t>(a)] > keys[static_cast<size_t>(b)]; });
+    std::sort(order.begin(), order.end(),
+              [&](int32_t a, int32_t b) { return keys[static_cast<size_t>(a)] > keys[static_cast<size_t>(b)]; });
     double sum = 0;
     for (int j = 0; j < c.topk; ++j) sum += scores[static_cast<size_t>(order[static_cast<size_t>(j)])];
     for (int j = 0; j < c.topk; ++j) {
@@ -171,7 +172,8 @@ class FewTokens {
 
 // As often as given on the same counters.
 void check(const Case& c, int multiprocessors, uint32_t seed = 1, int times = 1) {
-  SCOPED_TRACE(fmt::format("{} tokens, top {} of {}, width {}, hidden {}, seed {}", c.tokens, c.topk, c.experts, c.width, c.hidden, seed));
+  SCOPED_TRACE(fmt::format("{} tokens, top {} of {}, width {}, hidden {}, seed {}", c.tokens, c.topk, c.experts, c.width,
+                           c.hidden, seed));
   pretend_device({.sm_count = multiprocessors, .capability = 90, .shared_bytes_per_block = 232448});
   FewTokens few(c, seed);
   for (int i = 0; i < times; ++i) {
@@ -182,8 +184,8 @@ void check(const Case& c, int multiprocessors, uint32_t seed = 1, int times = 1)
 }
 
 TEST(MoeOneEmulated, ATokenAgainAndAgain) {
-  check({.kind = kMx, .experts = 9, .topk = 8, .width = 544, .hidden = 288, .shared = 136, .routes = true}, 5, 1, 3);
-  check({.kind = kBf, .experts = 9, .topk = 8, .width = 264, .hidden = 136, .shared = 64, .routes = true}, 5, 2, 3);
+  check({.kind = kMx, .experts = 9, .topk = 8, .width = 544, .hidden = 288, .shared = 136, .routes = true}, 5, 1, 2);
+  check({.kind = kBf, .experts = 9, .topk = 8, .width = 264, .hidden = 136, .shared = 64, .routes = true}, 5, 2, 2);
   check({.kind = kMx, .experts = 40, .topk = 16, .places = true}, 3, 3);
   check({.kind = kBf, .experts = 5, .width = 40, .hidden = 24, .glu = {false}, .shared = 8}, 3, 4);
 }
@@ -193,6 +195,7 @@ TEST(MoeOneEmulated, LongRows) {
   for (uint32_t seed = 7; seed < 10; ++seed) {
     check({.kind = kMx, .experts = 4, .topk = 3, .width = 2560}, 2, seed);
     check({.kind = kBf, .experts = 4, .topk = 3, .width = 1032}, 2, seed);
+    check({.kind = kMx, .experts = 3, .width = 64, .hidden = 2048}, 2, seed);
   }
 }
 
@@ -206,7 +209,8 @@ TEST(MoeOneEmulated, LocalExperts) {
 
 TEST(MoeStreamEmulated, TokensInOrder) {
   for (const MoeWeights kind : {kMx, kBf}) {
-    check({.kind = kind, .tokens = 4, .experts = 9, .topk = 4, .width = 288, .hidden = 160, .shared = 64, .routes = true}, 4, 1, 2);
+    check({.kind = kind, .tokens = 4, .experts = 9, .topk = 4, .width = 288, .hidden = 160, .shared = 64, .routes = true}, 4,
+          1, 2);
     check({.kind = kind, .tokens = 8, .experts = 20, .topk = 8, .first = 4, .local = 9, .count = 5, .places = true}, 3, 2);
     check({.kind = kind, .tokens = 1, .experts = 9, .topk = 4, .glu = {false}, .norm = true}, 6, 3);
   }
@@ -217,6 +221,16 @@ TEST(MoeStreamEmulated, TokensByExpert) {
     check({.kind = kind, .tokens = 20, .experts = 9, .topk = 2, .width = 288, .hidden = 160}, 4, 1, 2);
     check({.kind = kind, .tokens = 40, .experts = 5, .topk = 3, .places = true, .norm = true}, 3, 2);
     check({.kind = kind, .tokens = 20, .experts = 12, .topk = 4, .first = 3, .local = 6, .count = 13}, 4, 3);
+    for (uint32_t seed = 4; seed < 7; ++seed)
+      check({.kind = kind, .tokens = 10, .experts = 6, .topk = 3, .width = 544}, 2, seed);
+  }
+}
+
+// Blocks with rows of down, and none of gate and up.
+TEST(MoeStreamEmulated, FewUnits) {
+  for (uint32_t seed = 11; seed < 14; ++seed) {
+    check({.kind = kBf, .tokens = 2, .experts = 2, .topk = 1, .width = 264, .hidden = 8}, 8, seed);
+    check({.kind = kMx, .tokens = 2, .experts = 1, .topk = 1, .width = 288, .hidden = 32}, 8, seed);
   }
 }
 

@@ -1,5 +1,5 @@
-// Grouped products of experts, as for Hopper, against double on the same weights: blocks of a small grid, or clusters of it, at
-// once, with copies that land late and products that are computed late.
+// Grouped products of experts, as for Hopper, against double on the same weights: blocks of a small grid, or clusters of it,
+// at once, with copies that land late and products that are computed late.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -47,8 +47,9 @@ void check(const Case& c, uint32_t seed = 1, int multiprocessors = 4) {
   Experts weights(c.kind, experts, c.width, c.hidden);
   const std::vector<uint16_t> z = emulator::random_bf16(tokens * width, seed);
   std::vector<uint16_t> rows((tokens + 1) * width, emulator::kNanBf16);
-  std::vector<std::byte> workspace(static_cast<size_t>(moe_grouped_workspace_bytes(static_cast<int64_t>(tokens), 1, experts, c.width, c.hidden)) + 256,
-                                   std::byte{0xFF});
+  std::vector<std::byte> workspace(
+      static_cast<size_t>(moe_grouped_workspace_bytes(static_cast<int64_t>(tokens), 1, experts, c.width, c.hidden)) + 256,
+      std::byte{0xFF});
   MoeGroupedCuda args;
   args.weights = c.places ? weights.scattered() : weights.view();
   args.glu = c.glu;
@@ -68,7 +69,8 @@ void check(const Case& c, uint32_t seed = 1, int multiprocessors = 4) {
       if (ids[t] != e) continue;
       const std::vector<double> want = weights.result(e, z.data() + t * width, c.glu);
       emulator::Apart here;
-      for (size_t i = 0; i < width; ++i) here.add(from_bf16(rows[row * width + i]), want[i]), all.add(from_bf16(rows[row * width + i]), want[i]);
+      for (size_t i = 0; i < width; ++i)
+        here.add(from_bf16(rows[row * width + i]), want[i]), all.add(from_bf16(rows[row * width + i]), want[i]);
       ASSERT_LE(here.ratio(), 1e-2) << fmt::format("expert {}, row {}", e, row);
       ++row;
     }
@@ -96,7 +98,8 @@ TEST(MoeGroupedEmulated, ShortTiles) {
   }
 }
 
-// Rings go round several times within a tile, and tiles of weights are several and odd in number; with and without columns behind the last.
+// Rings go round several times within a tile, and tiles of weights are several and odd in number; with and without columns
+// behind the last.
 TEST(MoeGroupedEmulated, LongRings) {
   check({.kind = kMx, .rows = {17, 3, 60, 0, 1}, .width = 1056, .hidden = 288, .places = true}, 11, 3);
   check({.kind = kBf, .rows = {33, 3, 60, 0, 1}, .width = 528, .hidden = 328, .places = true}, 12, 4);
@@ -106,8 +109,8 @@ TEST(MoeGroupedEmulated, LongRings) {
   }
 }
 
-// Tiles of 168 BF16 rows, which overlapping boxes bring: one of an expert (the blocks of a cluster share its rows), two (they
-// share weights), three (both).
+// Tiles of 168 BF16 rows, which overlapping boxes bring: one of an expert (the blocks of a cluster share its rows), two
+// (they share weights), three (both).
 TEST(MoeGroupedEmulated, WidestTiles) {
   ASSERT_EQ(moe_grouped_width(kBf, (160 + 337 + 169) / 4.0), 168);
   check({.kind = kBf, .rows = {160, 337, 0, 169}, .width = 72, .hidden = 136, .glu = {true, 2.5F, 0}}, 21, 6);

@@ -19,8 +19,9 @@ float from_bf16(uint32_t bits) {
   return out;
 }
 
-// Rows of 16 numbers of an operand to `out` [16][rows], in pieces of 16 bytes, which stay together. With the swizzle lines of 128 bytes in
-// groups of eight: a line a row, or (`trans`) one for each of the 16, 64 rows wide. Without it groups of eight lines of 16 bytes.
+// Rows of 16 numbers of an operand to `out` [16][rows], in pieces of 16 bytes, which stay together. With the swizzle lines
+// of 128 bytes in groups of eight: a line a row, or (`trans`) one for each of the 16, 64 rows wide. Without it groups of
+// eight lines of 16 bytes.
 void read_operand(uint32_t block, uint64_t descriptor, bool trans, int rows, float* out) {
   const auto field = [descriptor](int bit) { return static_cast<uint32_t>(descriptor >> bit & 0x3FFF) << 4; };
   const uint32_t start = field(0), leading = field(16), stride = field(32);

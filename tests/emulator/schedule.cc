@@ -79,14 +79,16 @@ std::string deadlock() {
   for (size_t i = 0; i < m.blocks.size() * m.threads; ++i) {
     const Fiber& f = *m.fibers[i];
     if (!f.done)
-      ++who[fmt::format("block {}, warpgroup {}, at {} {:#x}", f.place.block.x, f.place.thread.x / 128, f.waits, f.waits_at)];
+      ++who[fmt::format("block {}, warpgroup {}, at {} {:#x}", f.place.block.x, f.place.thread.x / 128, f.waits,
+                        f.waits_at)];
   }
   std::string text = "nobody can go on:";
   for (const auto& [place, threads] : who) text += fmt::format("\n  {} threads of {}", threads, place);
   return text;
 }
 
-// The threads of a warp, or all of a warpgroup, may be slow for a while, or asleep: others get as far ahead of them as barriers let them.
+// The threads of a warp, or all of a warpgroup, may be slow for a while, or asleep: others get as far ahead of them as
+// barriers let them.
 void change_pace() {
   Machine& m = machine();
   constexpr std::array<uint32_t, 8> kPaces = {1, 1, 1, 1, 8, 8, 40, 1000};
@@ -95,15 +97,16 @@ void change_pace() {
   }
 }
 
-// Every thread of the warp that can go on; how many live on.
+// Threads of the warp that can go on, from any of them on, sometimes only some; how many live on.
 size_t turn_of_warp(size_t warp) {
   Machine& m = machine();
   const bool skipped = m.random() % m.paces[warp] != 0;
+  const size_t first = m.random() % 32, count = skipped ? 0 : m.random() % 4 == 0 ? m.random() % 32 : 32;
   size_t living = 0;
-  for (size_t lane = 0; lane < 32 && m.failure.empty(); ++lane) {
-    Fiber& f = *m.fibers[32 * warp + lane];
+  for (size_t i = 0; i < 32 && m.failure.empty(); ++i) {
+    Fiber& f = *m.fibers[32 * warp + (first + i) % 32];
     if (f.done) continue;
-    if (!skipped && (f.ready == nullptr || f.ready(f.condition))) {
+    if (i < count && (f.ready == nullptr || f.ready(f.condition))) {
       put_in_place(f.block);
       give_turn(f);
     }
@@ -216,7 +219,8 @@ int run(const Grid& grid, const std::function<void()>& kernel) {
   m.kernel = &kernel;
   m.cluster = grid.cluster;
   m.threads = grid.threads.x * grid.threads.y * grid.threads.z;
-  const unsigned blocks = grid.blocks.x * grid.blocks.y * grid.blocks.z, together = m.options.whole_grid ? blocks : m.cluster;
+  const unsigned blocks = grid.blocks.x * grid.blocks.y * grid.blocks.z,
+                 together = m.options.whole_grid ? blocks : m.cluster;
   for (unsigned first = 0; first < blocks && m.failure.empty(); first += together) {
     begin(grid, first, together);
     go_on_to_the_end();

@@ -17,9 +17,12 @@ void mbar_arrive_there(uint32_t bar);
 inline void mbar_expect_there(uint32_t bar, uint32_t bytes) { mbar_expect(bar, bytes); }
 inline void bulk_send(uint32_t to, uint32_t from, uint32_t bytes, uint32_t bar) { cluster_copy(to, from, bytes, bar); }
 inline uint32_t pack_half(float low, float high) {
-  return std::bit_cast<uint16_t>(__float2half_rn(low)) | static_cast<uint32_t>(std::bit_cast<uint16_t>(__float2half_rn(high))) << 16;
+  return std::bit_cast<uint16_t>(__float2half_rn(low)) |
+         static_cast<uint32_t>(std::bit_cast<uint16_t>(__float2half_rn(high))) << 16;
 }
-inline float half_of(uint32_t two, int which) { return __half2float(std::bit_cast<__half>(static_cast<uint16_t>(two >> (16 * which)))); }
+inline float half_of(uint32_t two, int which) {
+  return __half2float(std::bit_cast<__half>(static_cast<uint16_t>(two >> (16 * which))));
+}
 inline uint32_t larger_halves(uint32_t a, uint32_t b) {
   const auto larger = [](float x, float y) { return std::isnan(x) || x > y ? x : y; };
   return pack_half(larger(half_of(a, 0), half_of(b, 0)), larger(half_of(a, 1), half_of(b, 1)));
