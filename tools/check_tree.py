@@ -26,7 +26,7 @@ TEST_LIBRARIES = {"gtest", "gmock", "rapidcheck", "benchmark", "nlohmann", "fmt"
 HEAVY = {"nlohmann", "cli11", "rapidcheck", "simdjson", "boost"}  # in .cc files only
 SYSTEM_FOLDERS = ("sys/", "linux/", "asm/", "net/", "netinet/", "arpa/")
 SYSTEM_HEADERS = set("""aio.h cpuid.h cxxabi.h dirent.h dlfcn.h elf.h errno.h execinfo.h fcntl.h fnmatch.h ftw.h getopt.h glob.h
-grp.h immintrin.h langinfo.h locale.h malloc.h netdb.h poll.h pthread.h pty.h pwd.h sched.h semaphore.h setjmp.h signal.h spawn.h stdint.h
+grp.h immintrin.h langinfo.h link.h locale.h malloc.h netdb.h poll.h pthread.h pty.h pwd.h sched.h semaphore.h setjmp.h signal.h spawn.h stdint.h
 stdio.h stdlib.h string.h strings.h syscall.h termios.h time.h ucontext.h unistd.h utime.h utmp.h wait.h x86intrin.h nmmintrin.h""".split())
 
 CUDA_LAYERS = {"tensor", "ops", "comm"}

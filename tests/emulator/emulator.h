@@ -11,6 +11,8 @@ struct Options {
   uint32_t seed = 1;           // of the order and pace of warps and of how late what is late is
   bool late_products = false;  // wgmma computes a random number of rounds after it was issued
   bool late_copies = false;    // the copy engine likewise
+  uint32_t latest = 400;       // rounds that a few of them take; most take up to 40
+  bool whole_grid = false;     // all blocks of a launch live together, else one cluster after another
 };
 void set_options(const Options& options);
 // Why the last launch that answered other than 0 failed: who waits for what, or what went wrong where.
@@ -27,6 +29,13 @@ char* shared_memory();                                       // of this block
 uint64_t warp_exchange(uint64_t mine, uint64_t (&all)[32]);  // the whole warp; answers this lane
 void block_sync();
 [[noreturn]] void trap();
-int run(unsigned blocks, unsigned cluster, unsigned threads, int shared_bytes, const std::function<void()>& kernel);
+void something_happened();  // that others may wait for in memory; perhaps it is somebody else's turn now
+void look_again();          // before a thread looks whether it has: it is somebody else's turn now
+struct Grid {
+  Index blocks = {1, 1, 1}, threads = {1, 1, 1};
+  unsigned cluster = 1;
+  int shared_bytes = 0;
+};
+int run(const Grid& grid, const std::function<void()>& kernel);
 
 }  // namespace k3::emulator

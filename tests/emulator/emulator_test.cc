@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "k3/base/rng.h"
+#include "k3/ops/cuda/counters.cuh"
 #include "k3/ops/cuda/launch.cuh"
 #include "k3/ops/cuda/ptx.cuh"
 #include "k3/ops/cuda/tensor_map.h"
@@ -20,7 +21,9 @@ using testing::HasSubstr;
 
 constexpr unsigned kThreads = 128;
 
-int run_block(const std::function<void()>& kernel) { return emulator::run(1, 1, kThreads, 65536, kernel); }
+int run_block(const std::function<void()>& kernel) {
+  return emulator::run({.threads = {kThreads, 1, 1}, .shared_bytes = 65536}, kernel);
+}
 
 TEST(Emulator, WarpsExchange) {
   std::array<int, kThreads> xors = {}, ups = {}, ballots = {};
@@ -114,6 +117,52 @@ TEST(Emulator, ProductsOfBothKinds) {
   }
 }
 
+TEST(Emulator, CopiesOfAThreadComeInGroups) {
+  std::array<uint32_t, 2 * kThreads * 4> from;
+  for (size_t i = 0; i < from.size(); ++i) from[i] = static_cast<uint32_t>(i);
+  std::array<uint32_t, kThreads> first = {}, second = {}, early = {};
+  emulator::set_options({.seed = 7, .late_copies = true});
+  ASSERT_EQ(run_block([&] {
+              const uint32_t to = shared_address(emulator::shared_memory()) + threadIdx.x * 32;
+              for (uint32_t half = 0; half < 2; ++half) {
+                cp_async<16>(to + 16 * half, &from[(half * kThreads + threadIdx.x) * 4], half == 0 || threadIdx.x != 9);
+                cp_async_commit();
+              }
+              early[threadIdx.x] = shared_load_4(to);
+              cp_async_wait<1>();
+              first[threadIdx.x] = shared_load_4(to);
+              cp_async_wait<0>();
+              second[threadIdx.x] = shared_load_4(to + 16);
+            }),
+            0)
+      << emulator::failure();
+  EXPECT_EQ(early[70], 0xFFFFFFFFU);
+  EXPECT_EQ(first[70], 280U);
+  EXPECT_EQ(second[70], (kThreads + 70) * 4);
+  EXPECT_EQ(second[9], 0U);
+}
+
+TEST(Emulator, BlocksOfAGridLiveTogether) {
+  int counter = 0;
+  std::array<unsigned, 3> of_block = {};
+  const auto kernel = [&] {
+    __shared__ unsigned mine;
+    if (threadIdx.x == 0) mine = blockIdx.x;
+    __syncthreads();
+    if (threadIdx.x == 0) atomicAdd(&counter, 1);
+    while (acquire_load(&counter) < 3) {
+    }
+    if (threadIdx.x == 77) of_block[blockIdx.x] = mine;
+  };
+  emulator::set_options({.seed = 3, .whole_grid = true});
+  ASSERT_EQ(emulator::run({.blocks = {3, 1, 1}, .threads = {kThreads, 1, 1}}, kernel), 0) << emulator::failure();
+  EXPECT_EQ(of_block, (std::array<unsigned, 3>{0, 1, 2}));
+  emulator::set_options({.seed = 3});
+  counter = 0;
+  EXPECT_NE(emulator::run({.blocks = {3, 1, 1}, .threads = {kThreads, 1, 1}}, kernel), 0);
+  EXPECT_THAT(emulator::failure(), HasSubstr("128 threads of block 0, warpgroup 0, at a number in memory"));
+}
+
 TEST(Emulator, SaysWhoWaitsForWhat) {
   EXPECT_NE(run_block([] {
               if (threadIdx.x < 32) __syncthreads();
@@ -156,7 +205,7 @@ TEST(Emulator, SaysWhatIsWrong) {
 }
 
 TEST(Emulator, NobodyWritesToABlockThatHasEnded) {
-  EXPECT_NE(emulator::run(2, 2, kThreads, 4096,
+  EXPECT_NE(emulator::run({.blocks = {2, 1, 1}, .threads = {kThreads, 1, 1}, .cluster = 2, .shared_bytes = 4096},
                           [] {
                             const uint32_t bar = shared_address(emulator::shared_memory());
                             if (threadIdx.x == 0) mbar_init(bar, 1);

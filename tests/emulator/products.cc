@@ -19,20 +19,26 @@ float from_bf16(uint32_t bits) {
   return out;
 }
 
-// Rows of 16 numbers of an operand to `out` [16][rows]: lines of 128 bytes a row, in groups of eight, or (`trans`) a line
-// for each of the 16.
-void read_operand(uint32_t rank, uint64_t descriptor, bool trans, int rows, float* out) {
-  const auto start = static_cast<uint32_t>(descriptor & 0x3FFF) << 4,
-             stride = static_cast<uint32_t>(descriptor >> 32 & 0x3FFF) << 4;
-  const auto lines = static_cast<uint32_t>(trans ? kK : rows), bytes = static_cast<uint32_t>(2 * (trans ? rows : kK));
+// Rows of 16 numbers of an operand to `out` [16][rows], in pieces of 16 bytes, which stay together. With the swizzle lines
+// of 128 bytes in groups of eight: a line a row, or (`trans`) one for each of the 16, 64 rows wide. Without it groups of
+// eight lines of 16 bytes.
+void read_operand(uint32_t block, uint64_t descriptor, bool trans, int rows, float* out) {
+  const auto field = [descriptor](int bit) { return static_cast<uint32_t>(descriptor >> bit & 0x3FFF) << 4; };
+  const uint32_t start = field(0), leading = field(16), stride = field(32);
+  const auto kind = static_cast<ops::cuda::Swizzle>(descriptor >> 62);
+  const bool swizzled = kind == ops::cuda::Swizzle::bytes_128;
+  if (!swizzled && (kind != ops::cuda::Swizzle::none || trans)) fail_thread("an operand that the machine does not know");
+  const auto lines = static_cast<uint32_t>(trans ? kK : rows), pieces = static_cast<uint32_t>(trans ? rows : kK) / 8;
   for (uint32_t line = 0; line < lines; ++line) {
-    for (uint32_t byte = 0; byte < bytes; byte += 16) {  // what the swizzle leaves together
-      const char* at =
-          shared_memory_at(ops::cuda::swizzled(address_of(rank, start + line / 8 * stride + line % 8 * 128 + byte)), 16);
+    for (uint32_t piece = 0; piece < pieces; ++piece) {
+      const uint32_t group = start + line / 8 * stride;
+      const uint32_t at = address_of(block, swizzled ? group + line % 8 * 128 + piece / 8 * leading + piece % 8 * 16
+                                                     : group + line % 8 * 16 + piece * leading);
+      const char* const from = shared_memory_at(swizzled ? ops::cuda::swizzled(at) : at, 16);
       for (uint32_t i = 0; i < 8; ++i) {
         uint16_t bits = 0;
-        std::memcpy(&bits, at + 2 * i, 2);
-        const uint32_t along = byte / 2 + i;
+        std::memcpy(&bits, from + 2 * i, 2);
+        const uint32_t along = 8 * piece + i;
         out[trans ? line * static_cast<uint32_t>(rows) + along : along * static_cast<uint32_t>(rows) + line] =
             from_bf16(bits);
       }
@@ -50,15 +56,15 @@ void read_registers(const Product& p, float* out) {
   }
 }
 
-void compute(uint32_t rank, const Product& p) {
+void compute(uint32_t block, const Product& p) {
   float a[kK * kM], b[kK * kMostWidth], sums[kM][kMostWidth];
   const auto width = static_cast<size_t>(p.width);
   if (p.a_in_registers) {
     read_registers(p, a);
   } else {
-    read_operand(rank, p.a, p.trans_a, kM, a);
+    read_operand(block, p.a, p.trans_a, kM, a);
   }
-  read_operand(rank, p.b, p.trans_b, p.width, b);
+  read_operand(block, p.b, p.trans_b, p.width, b);
   const auto each = [&](const auto& take) {
     for (size_t thread = 0; thread < 128; ++thread) {
       for (size_t e = 0; e < width / 2; ++e) {
@@ -82,9 +88,9 @@ Warpgroup& own_warpgroup() {
   return self.block->warpgroups[self.place.thread.x / 128];
 }
 
-void compute_until(uint32_t rank, Warpgroup& group, int64_t count) {
+void compute_until(uint32_t block, Warpgroup& group, int64_t count) {
   while (group.computed < count) {
-    compute(rank, group.products[static_cast<size_t>(group.computed - group.first)]);
+    compute(block, group.products[static_cast<size_t>(group.computed - group.first)]);
     ++group.computed;
   }
   while (group.first < group.computed) {
@@ -122,9 +128,12 @@ void ask_for_product(int width, float* d, const uint32_t* a_registers, uint64_t 
   p.accumulators[thread] = d;
   if (a_registers != nullptr) std::memcpy(p.registers[thread].data(), a_registers, 16);
   if (++p.threads < 128) return;
-  machine().moved = true;
-  later(machine().options.late_products,
-        [&group, rank = self.block->rank, number] { compute_until(rank, group, number + 1); });
+  Machine& m = machine();
+  m.moved = true;
+  // One after another: what is slow holds up what comes after it.
+  if (m.options.late_products) group.last = std::max(group.last, m.rounds + rounds_of_delay());
+  at_round(m.options.late_products ? group.last : m.rounds,
+           [&group, block = self.block->number, number] { compute_until(block, group, number + 1); });
 }
 
 void wgmma_fence() {}

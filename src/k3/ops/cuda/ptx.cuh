@@ -108,6 +108,9 @@ __device__ __forceinline__ void mbar_init_fence() { asm volatile("fence.mbarrier
 __device__ __forceinline__ void mbar_arrive(uint32_t bar) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(bar) : "memory");
 }
+__device__ __forceinline__ void mbar_arrive_many(uint32_t bar, int count) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;\n" ::"r"(bar), "r"(count) : "memory");
+}
 __device__ __forceinline__ void mbar_arrive_cluster(uint32_t bar, uint32_t rank) {  // of another block of the cluster
   asm volatile(
       "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
@@ -263,6 +266,9 @@ __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.w
 __device__ __forceinline__ void cluster_store(uint32_t address, float x) {  // address from cluster_map
   asm volatile("st.shared::cluster.f32 [%0], %1;\n" ::"r"(address), "f"(x) : "memory");
 }
+__device__ __forceinline__ void cluster_store(uint32_t address, uint32_t x) {
+  asm volatile("st.shared::cluster.u32 [%0], %1;\n" ::"r"(address), "r"(x) : "memory");
+}
 // d += a b in TF32 (the low 13 bits of a and b are ignored), a 16 x 8 row-major fragment, b 8 x 8 column-major fragment.
 __device__ __forceinline__ void mma_tf32(float (&d)[4], const float (&a)[4], const float (&b)[2]) {
   asm(
@@ -324,6 +330,30 @@ __device__ __forceinline__ uint4 shared_load_16(uint32_t address) {
   return v;
 }
 
+__device__ __forceinline__ uint32_t shared_load_4(uint32_t address) {
+  uint32_t v;
+  asm volatile("ld.shared.u32 %0, [%1];\n" : "=r"(v) : "r"(address));
+  return v;
+}
+__device__ __forceinline__ void shared_store_4(uint32_t address, uint32_t v) {
+  asm volatile("st.shared.u32 [%0], %1;\n" ::"r"(address), "r"(v) : "memory");
+}
+__device__ __forceinline__ void shared_store_16(uint32_t address, const uint4& v) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};\n" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+// The compiler does not know that it is a copy, nor where it is made: zero is 0 to all but the compiler.
+__device__ __forceinline__ uint32_t copy_here(uint32_t from, uint32_t zero) {
+  uint32_t to;
+  asm volatile("xor.b32 %0, %1, %2;\n" : "=r"(to) : "r"(from), "r"(zero));
+  return to;
+}
+// Read again at each call, where there are no registers to keep it in.
+__device__ __forceinline__ int thread_again() {
+  int thread;
+  asm volatile("mov.u32 %0, %%tid.x;\n" : "=r"(thread));
+  return thread;
+}
+
 __device__ __forceinline__ float rcp_approx(float x) {  // 1 ulp; of infinity 0
   float out;
   asm("rcp.approx.ftz.f32 %0, %1;\n" : "=f"(out) : "f"(x));
@@ -340,6 +370,29 @@ __device__ __forceinline__ void cluster_store_async(uint32_t to, float4 v, uint3
 __device__ __forceinline__ void cluster_copy(uint32_t to, uint32_t from, uint32_t bytes, uint32_t bar) {
   asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::"r"(to), "r"(from),
                "r"(bytes), "r"(bar)
+               : "memory");
+}
+
+// Read-only data that no thread of this launch writes.
+__device__ __forceinline__ uint4 load_once(const void* p) {
+  uint4 out;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];\n"
+               : "=r"(out.x), "=r"(out.y), "=r"(out.z), "=r"(out.w)
+               : "l"(p));
+  return out;
+}
+
+// A store into a block of the cluster that counts its bytes at a barrier of that block; both addresses are of cluster_map.
+// About half the time of a store and a barrier of the whole cluster. Only in launches with a cluster: elsewhere it is an
+// illegal instruction.
+__device__ __forceinline__ void cluster_send(uint32_t address, uint32_t bar, float value) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];\n" ::"r"(address), "f"(value),
+               "r"(bar)
+               : "memory");
+}
+__device__ __forceinline__ void cluster_send(uint32_t address, uint32_t bar, float x, float y) {  // aligned to 8
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];\n" ::"r"(address), "f"(x),
+               "f"(y), "r"(bar)
                : "memory");
 }
 

@@ -1,5 +1,4 @@
-// Internal to ops/cuda. Sums over a warp of several values at once, vectors of eight BF16, stores into other blocks of a
-// cluster.
+// Internal to ops/cuda. Sums over a warp of several values at once, vectors of eight BF16.
 #pragma once
 
 #include "k3/ops/cuda/ptx.cuh"
@@ -70,29 +69,6 @@ __device__ __forceinline__ void add_split8(uint4& high, uint4& low, const uint4&
 #pragma unroll
   for (int i = 0; i < 8; ++i) x[i] -= y[i];
   low = keep ? pack8(x) : uint4{};
-}
-
-// Read-only data that no thread of this launch writes.
-__device__ __forceinline__ uint4 load_once(const void* p) {
-  uint4 out;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];\n"
-               : "=r"(out.x), "=r"(out.y), "=r"(out.z), "=r"(out.w)
-               : "l"(p));
-  return out;
-}
-
-// A store into a block of the cluster that counts its bytes at a barrier of that block; both addresses are of cluster_map.
-// About half the time of a store and a barrier of the whole cluster. Only in launches with a cluster: elsewhere it is an
-// illegal instruction.
-__device__ __forceinline__ void cluster_send(uint32_t address, uint32_t bar, float value) {
-  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];\n" ::"r"(address), "f"(value),
-               "r"(bar)
-               : "memory");
-}
-__device__ __forceinline__ void cluster_send(uint32_t address, uint32_t bar, float x, float y) {  // aligned to 8
-  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];\n" ::"r"(address), "f"(x),
-               "f"(y), "r"(bar)
-               : "memory");
 }
 
 // First statement of a kernel that may be launched as a dependent one (programmatic dependent launch).

@@ -274,7 +274,7 @@ __global__ void __launch_bounds__(kThreads, 1) site_small(const __grid_constant_
 
 template <int kRows>
 __global__ void __launch_bounds__(kLargeThreads, 1) site_large(const __grid_constant__ AttnResSite s, int slots) {
-  extern __shared__ __align__(128) uint8_t shared[];
+  K3_SHARED_BYTES(shared, 128);
   __shared__ float part[2][kLargeWarps][2 * kMostRows], norms[2][16];
   const int tid = threadIdx.x, lane = tid & 31, warp = tid / 32, consumers = blockDim.x - 32, warps = consumers / 32;
   const int row_bytes = static_cast<int>(s.hidden) * 2, vectors = static_cast<int>(s.hidden) / 8;
@@ -499,7 +499,7 @@ __global__ void __launch_bounds__(kFewThreads, kRows == 1 ? 4 : 3) site_few(cons
 }
 
 __global__ void __launch_bounds__(512) site_any(const __grid_constant__ AttnResSite s) {
-  extern __shared__ __align__(128) uint8_t shared[];
+  K3_SHARED_BYTES(shared, 128);
   __shared__ float norms[16];
   const int tid = threadIdx.x, lane = tid & 31, warp = tid / 32, warps = blockDim.x / 32;
   const int vectors = static_cast<int>(s.hidden) / 8, sources = s.blocks + (has_prefix(s) ? 1 : 0);

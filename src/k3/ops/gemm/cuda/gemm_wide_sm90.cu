@@ -23,7 +23,7 @@ template <int kTokens>
 __global__ void __launch_bounds__(kThreads, kTokens == 128 ? 1 : 2) wide_kernel(const __grid_constant__ Rows p) {
   constexpr int kStages = wide_stages(kTokens), kStageBytes = wide_stage_bytes(kTokens), kXRows = (kTokens + 31) / 32;
   static_assert(kTokens * kPitch * 4 <= kStages * kStageBytes);
-  extern __shared__ __align__(1024) uint8_t shared[];
+  K3_SHARED_BYTES(shared, 1024);
   uint8_t* ring = shared + (1024 - (shared_address(shared) & 1023)) % 1024;
   const uint32_t base = shared_address(ring);
   const int cluster = 1 << p.cluster_log2, rank = static_cast<int>(blockIdx.x) & (cluster - 1);

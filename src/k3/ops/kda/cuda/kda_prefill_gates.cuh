@@ -63,9 +63,7 @@ __device__ __forceinline__ float softplus2(float y) {
 
 __device__ __forceinline__ uint32_t gates(uint32_t z, float bias, const GateConstants<false>& c) {
   const float g0 = softplus2(fmaf(low_bf16(z), c.rate, bias)), g1 = softplus2(fmaf(high_bf16(z), c.rate, bias));
-  uint32_t out;
-  asm("max.NaN.f16x2 %0, %1, %2;\n" : "=r"(out) : "r"(pack_half(g0 * c.unit, g1 * c.unit)), "r"(0xFBFFFBFFU));  // -65504
-  return out;
+  return larger_halves(pack_half(g0 * c.unit, g1 * c.unit), 0xFBFFFBFFU);  // -65504
 }
 
 // Channels 16 j .. 16 j + 15 in two steps, so that the first of one square runs beside the second of the one before.
@@ -96,13 +94,6 @@ __device__ __forceinline__ void scale_rows(const uint32_t (&x)[4], const float (
     const int at = 2 * (i % 2);
     out[i] = pack_bf16(low_bf16(x[i]) * f[i / 2][at], high_bf16(x[i]) * f[i / 2][at + 1]);
   }
-}
-
-// Read anew: what follows from it costs less than registers that keep it from chunk to chunk.
-__device__ __forceinline__ int lane_here() {
-  int lane;
-  asm volatile("mov.u32 %0, %%laneid;\n" : "=r"(lane));
-  return lane;
 }
 
 // Adds these channels' part to what l and p have on and below the diagonal.

@@ -181,7 +181,7 @@ __device__ __forceinline__ void finish(uint32_t lane_row, uint32_t buffer, const
     const float q_low = kScale * inverse_norm(sum.qq[0]), q_high = kScale * inverse_norm(sum.qq[1]);
     if ((lane & 3) == 0) {
       const uint32_t at = buffer + kAtScale + static_cast<uint32_t>((row >> 1) * 16 + (row & 1) * 4);
-      asm volatile("st.shared.f32 [%0], %1;\nst.shared.f32 [%0 + 8], %2;\n" ::"r"(at), "f"(q_low), "f"(q_high) : "memory");
+      store_shared_two(at, q_low, q_high);
     }
   }
 #pragma unroll
@@ -233,7 +233,11 @@ __device__ __forceinline__ void produce(const K3KdaPrefill& a, const PrefillMaps
   for (int chunk = index; walk.at < piece.end; chunk += C::kProducers) {
     const int count = walk.end(s.cuts, piece.end) - walk.at;
     const uint32_t logit = load_logit(a, piece.first + walk.at + lane, piece.head, lane < count);
-    if (ahead.at < piece.end) load(chunk + C::kAhead);
+    if (ahead.at < piece.end) {
+      load(chunk + C::kAhead);
+    } else if (lane == 0 && chunk >= C::kOwn) {
+      free(chunk - C::kOwn);  // as load does: another warp may still wait for those rows, whose phase is not to be taken for this chunk's
+    }
     __syncwarp();
     const uint32_t slot = static_cast<uint32_t>(chunk % C::kOwn), buffer = buffers + slot * kBufferBytes,
                    lane_row = buffer + lane_at;

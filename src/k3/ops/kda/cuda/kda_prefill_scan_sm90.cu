@@ -4,22 +4,12 @@
 // sums.
 #include "k3/ops/cuda/launch.cuh"
 #include "k3/ops/kda/cuda/kda_prefill_state.cuh"
+#include "k3/ops/kda/cuda/kda_prefill_words.cuh"
 
 namespace k3::ops::cuda {
 namespace {
 
 constexpr int kRows = 16, kThreads = 128, kPitch = kDim + 4;
-
-__device__ __forceinline__ uint32_t tf32(float x) {
-  uint32_t out;
-  asm("cvt.rna.tf32.f32 %0, %1;\n" : "=r"(out) : "f"(x));
-  return out;
-}
-__device__ __forceinline__ void mma_tf32(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};\n"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
 
 __global__ void __launch_bounds__(kThreads) scan(const __grid_constant__ K3KdaPrefill a) {
   __shared__ float state[kRows][kPitch];

@@ -82,13 +82,6 @@ __device__ __forceinline__ void turn_out(const float* out, const float (&scale)[
   load_shared(o, staging + (((lane & 8) >> 2) + (lane >> 4)) * 128 + (lane & 7) * 16);
 }
 
-// Accumulators are what they should be only after the wait: nothing that reads them moves before it.
-template <int kCount>
-__device__ __forceinline__ void settle(float (&x)[kCount]) {
-#pragma unroll
-  for (float& f : x) asm volatile("" : "+f"(f)::"memory");
-}
-
 template <class C>
 __device__ __forceinline__ void consume(const K3KdaPrefill& a, const Piece& piece, PrefillShared& s, int index) {
   constexpr bool kMaps = C::kMaps;
@@ -247,7 +240,7 @@ __device__ bool find_piece(const K3KdaPrefill& a, PrefillShared& s, Piece& piece
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, 1)
     fused(const __grid_constant__ K3KdaPrefill a, const __grid_constant__ PrefillMaps maps) {
-  extern __shared__ __align__(1024) unsigned char raw[];
+  K3_SHARED_BYTES(raw, 1024);
   PrefillShared& s = *reinterpret_cast<PrefillShared*>(raw);
   Piece piece;
   if (!find_piece<C>(a, s, piece)) return;

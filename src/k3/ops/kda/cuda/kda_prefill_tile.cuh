@@ -1,5 +1,4 @@
-// Internal to ops/kda. Chunks of the fused prefill kernel: which tokens they are, how their tiles lie in shared memory,
-// instructions.
+// Internal to ops/kda. Chunks of the fused prefill kernel: which tokens they are, how their tiles lie in shared memory.
 //
 // A tile is 16 tokens x 128 channels of BF16 in two halves of 64 channels, each as the copy engine and wgmma have it with
 // 128-byte swizzle: 16 rows of 128 bytes whose 16-byte pieces are permuted by the row. Raw rows arrive so, and factors are
@@ -7,12 +6,12 @@
 #pragma once
 
 #include <cuda_bf16.h>
-#include <cuda_fp16.h>
 
 #include "k3/ops/cuda/ptx.cuh"
 #include "k3/ops/cuda/warp_arrive.cuh"
 #include "k3/ops/kda/cuda/kda_prefill_maps.h"
 #include "k3/ops/kda/cuda/kda_prefill_state.cuh"
+#include "k3/ops/kda/cuda/kda_prefill_words.cuh"
 
 namespace k3::ops::cuda {
 
@@ -103,66 +102,6 @@ __device__ __forceinline__ uint32_t square_at(uint32_t lane_row, int j, int step
 __device__ __forceinline__ uint32_t core_lane() {
   const uint32_t lane = threadIdx.x % 32;
   return lane / 16 * 512 + lane / 8 % 2 * 128 + lane % 8 * 16;
-}
-
-__device__ __forceinline__ void mma16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
-                                      uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};\n"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-__device__ __forceinline__ void mma16_half(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};\n"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-// As mbar_wait, asleep in between: a spinning warp takes issue slots from those it waits for.
-__device__ __forceinline__ void mbar_sleep(uint32_t bar, uint32_t parity) {
-  asm volatile(
-      "{\n.reg .pred done;\nk3_wait:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1, %2;\n@done bra k3_done;\n"
-      "bra k3_wait;\nk3_done:\n}\n" ::"r"(bar),
-      "r"(parity), "r"(10'000'000)
-      : "memory");
-}
-// Arrivals at a barrier of the other block of the pair, one with bytes announced, and a copy of shared memory to there.
-// Relaxed: what is sent comes with the copy, and a consumer only says that it has read; a release would wait for its outputs
-// to reach memory.
-__device__ __forceinline__ void mbar_arrive_there(uint32_t bar) {
-  asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];\n" ::"r"(bar) : "memory");
-}
-__device__ __forceinline__ void mbar_expect_there(uint32_t bar, uint32_t bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.relaxed.cluster.shared::cluster.b64 _, [%0], %1;\n" ::"r"(bar), "r"(bytes)
-               : "memory");
-}
-__device__ __forceinline__ void bulk_send(uint32_t to, uint32_t from, uint32_t bytes, uint32_t bar) {
-  asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::"r"(to),
-               "r"(from), "r"(bytes), "r"(bar)
-               : "memory");
-}
-__device__ __forceinline__ uint32_t pack_half(float low, float high) {
-  uint32_t out;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;\n" : "=r"(out) : "f"(high), "f"(low));
-  return out;
-}
-__device__ __forceinline__ void load_shared(uint32_t (&r)[4], uint32_t address) {
-  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];\n"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(address)
-               : "memory");
-}
-__device__ __forceinline__ void load_shared(float (&r)[4], uint32_t address) {
-  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];\n"
-               : "=f"(r[0]), "=f"(r[1]), "=f"(r[2]), "=f"(r[3])
-               : "r"(address)
-               : "memory");
-}
-__device__ __forceinline__ void store_shared(uint32_t address, const uint32_t (&r)[4]) {
-  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};\n" ::"r"(address), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
-               : "memory");
-}
-__device__ __forceinline__ void store_shared(uint32_t address, const float (&r)[4]) {
-  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};\n" ::"r"(address), "f"(r[0]), "f"(r[1]), "f"(r[2]), "f"(r[3])
-               : "memory");
 }
 
 }  // namespace k3::ops::cuda

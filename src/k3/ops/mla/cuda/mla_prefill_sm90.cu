@@ -313,7 +313,7 @@ __device__ void attend_role(const MlaPrefillLaunch& p, const Work& w, int tiles,
 
 template <bool kParts>
 __global__ void __launch_bounds__(kThreads, 1) prefill(const __grid_constant__ MlaPrefillLaunch p) {
-  extern __shared__ __align__(1024) char memory[];
+  K3_SHARED_MEMORY(memory);
   const uint32_t shared = shared_address(memory);
   const Bars bars{shared + kBars};
   Work w;

@@ -8,7 +8,8 @@ namespace {
 constexpr int kThreads = 256;
 
 __global__ void __launch_bounds__(kThreads) combine(const __grid_constant__ MoeCombineCuda p, int parts) {
-  extern __shared__ float4 held[];
+  K3_SHARED_BYTES(memory, 16);
+  auto* const held = reinterpret_cast<float4*>(memory);
   const int token = static_cast<int>(blockIdx.x) / parts;
   pdl_wait();
   pdl_release();

@@ -1,5 +1,6 @@
 // Grouped products of BF16 experts, in clusters of two blocks. The two share the weights of two row tiles of an expert; of an
 // odd number of tiles, the last one's rows are what they share, for two tiles of weights.
+#include "k3/ops/cuda/multicast.cuh"
 #include "k3/ops/moe/cuda/moe_grouped_kernel.cuh"
 
 namespace k3::ops::cuda {
@@ -19,38 +20,6 @@ static_assert(kSharedBytes <= 227 * 1024 && kStages == 4 && kSlots == 4 && kUnit
               kUnit == moe_grouped_unit_bytes(MoeWeights::bf16));
 
 constexpr int kRowsShared = 1 << 30;  // of Work::m_tile: the blocks of the cluster have the same rows, else the same weights
-
-__device__ __forceinline__ void bulk_load_both(uint32_t to, const void* from, uint32_t bytes, uint32_t bar) {
-  asm volatile(
-      "{\n.reg .b16 both;\nmov.b16 both, 3;\n"
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], both;\n}\n" ::"r"(to),
-      "l"(from), "r"(bytes), "r"(bar)
-      : "memory");
-}
-__device__ __forceinline__ void load_weights_both(uint32_t to, const MoeGroupedGemm& p, int line, int unit, int expert, uint32_t bar) {
-  asm volatile(
-      "{\n.reg .b16 both;\nmov.b16 both, 3;\n"
-      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3, %4, %5}], "
-      "[%6], both;\n}\n" ::"r"(to),
-      "l"(&p.weights_map), "r"(0), "r"(line), "r"(unit), "r"(expert), "r"(bar)
-      : "memory");
-}
-__device__ __forceinline__ void tma_load_both(uint32_t to, const void* map, int x, int y, uint32_t bar) {
-  asm volatile(
-      "{\n.reg .b16 both;\nmov.b16 both, 3;\n"
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3}], [%4], "
-      "both;\n}\n" ::"r"(to),
-      "l"(map), "r"(x), "r"(y), "r"(bar)
-      : "memory");
-}
-// Sees what another block wrote before it arrived; throws the L1 cache away.
-__device__ __forceinline__ void mbar_wait_cluster(uint32_t bar, uint32_t parity) {
-  asm volatile(
-      "{\n.reg .pred done;\nk3_wait:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n@done bra k3_done;\n"
-      "bra k3_wait;\nk3_done:\n}\n" ::"r"(bar),
-      "r"(parity)
-      : "memory");
-}
 
 struct Piece {
   Work work;
@@ -84,11 +53,11 @@ __device__ __forceinline__ void stream_weights(const MoeGroupedGemm& p, int32_t*
       do at = atomicAdd(counter, 1);
       while (at < total && !piece_at(p, at, m_tiles, 0).real);
       mbar_wait(base + kMailEmpty + 8 * slot, mail.parity() ^ 1);
-      asm volatile("st.shared::cluster.u32 [%0], %1;\n" ::"r"(cluster_map(base + kMail + 4 * slot, 1)), "r"(at) : "memory");
+      cluster_store(cluster_map(base + kMail + 4 * slot, 1), static_cast<uint32_t>(at));
       mbar_arrive_cluster(base + kMailFull + 8 * slot, 1);
     } else if (lane == 0) {
       mbar_wait_cluster(base + kMailFull + 8 * slot, mail.parity());
-      at = static_cast<int>(load_shared_4(base + kMail + 4 * slot));
+      at = static_cast<int>(shared_load_4(base + kMail + 4 * slot));
       mbar_arrive_cluster(base + kMailEmpty + 8 * slot, 0);
     }
     mail.next();
@@ -115,8 +84,8 @@ __device__ __forceinline__ void stream_weights(const MoeGroupedGemm& p, int32_t*
       if (lane == 0) {
         mbar_expect(full, static_cast<uint32_t>((by_address ? live : kUnits) * kUnit));
         if (!by_address && shared) {
-          load_weights_both(to + static_cast<uint32_t>(rank) * (kWeightBytes / 2), p, s * (kUnit / 128), first + rank * (kUnits / 2),
-                            expert, full);
+          tma_load_lines_both(to + static_cast<uint32_t>(rank) * (kWeightBytes / 2), &p.weights_map, s * (kUnit / 128),
+                              first + rank * (kUnits / 2), expert, full);
         } else if (!by_address) {
           load_weights(to, p, s * (kUnit / 128), first, expert, full, true);
           load_weights(to + kWeightBytes / 2, p, s * (kUnit / 128), first + kUnits / 2, expert, full, true);
@@ -151,7 +120,7 @@ __device__ __forceinline__ void stream_rows(const MoeGroupedGemm& p, uint32_t ba
       if (threadIdx.x % 32 == 0) {
         mbar_expect(full, 2 * kBox * 128);
         if (shared) {
-          tma_load_both(to + static_cast<uint32_t>(rank) * (kSecond * 128), &p.map, s * kColumns, mine, full);
+          tma_load_2d_both(to + static_cast<uint32_t>(rank) * (kSecond * 128), &p.map, s * kColumns, mine, full);
         } else {
           tma_load_2d(to, &p.map, s * kColumns, row, full);
           tma_load_2d(to + kSecond * 128, &p.map, s * kColumns, row + kSecond, full);
@@ -164,8 +133,7 @@ __device__ __forceinline__ void stream_rows(const MoeGroupedGemm& p, uint32_t ba
 
 // Read again at each call: beside the sums of 168 rows there are no registers to keep it, or the work, in.
 __device__ __forceinline__ Place place_of(uint32_t base) {
-  int thread;
-  asm volatile("mov.u32 %0, %%tid.x;\n" : "=r"(thread));
+  const int thread = thread_again();
   return {thread / 128, thread / 32 % 4, thread % 32, base + kOut + static_cast<uint32_t>(thread / 128) * kStageOutBytes};
 }
 
@@ -186,14 +154,14 @@ __device__ __forceinline__ void tile(const MoeGroupedGemm& p, uint32_t base, Tur
 #pragma unroll
     for (int j = 0; j < kJ; ++j) {
       const uint32_t at = mine + stage * kWeightBytes + static_cast<uint32_t>(j * 4 * kUnit + q * 1024);
-      low[j] = load_shared_16(at), high[j] = load_shared_16(at + 512);
+      low[j] = shared_load_16(at), high[j] = shared_load_16(at + 512);
     }
   };
   // Not plain copies: those would be made when the load comes back, into registers that products still read, and the products
   // would be made to wait. zero: unknown to the compiler.
   const uint32_t zero = static_cast<uint32_t>(p.k) >> 31;
   const auto take = [&](int q) {
-    const auto copy = [zero](uint32_t& to, uint32_t from) { asm volatile("xor.b32 %0, %1, %2;\n" : "=r"(to) : "r"(from), "r"(zero)); };
+    const auto copy = [zero](uint32_t& to, uint32_t from) { to = copy_here(from, zero); };
 #pragma unroll
     for (int j = 0; j < kJ; ++j) {
       copy(a[q][j][0][0], low[j].x), copy(a[q][j][0][1], high[j].x), copy(a[q][j][0][2], low[j].y), copy(a[q][j][0][3], high[j].y);
@@ -248,7 +216,7 @@ __device__ __forceinline__ void tile(const MoeGroupedGemm& p, uint32_t base, Tur
 
 template <int kN, bool kDown>
 __global__ void __launch_bounds__(kThreads, 1) product_bf16(const __grid_constant__ MoeGroupedGemm p) {
-  extern __shared__ uint8_t raw[];
+  K3_SHARED_BYTES(raw, 1);
   const uint32_t base = (shared_address(raw) + 1023U) & ~1023U;
   const int thread = static_cast<int>(threadIdx.x), rank = uniform(static_cast<int>(cluster_rank()));
   if (thread == 0) {

@@ -36,36 +36,19 @@ struct Work {
   int m_tile, expert, row, rows;  // rows < 0: no more
 };
 
-__device__ __forceinline__ uint4 load_shared_16(uint32_t at) {
-  uint4 v;
-  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];\n" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at));
-  return v;
-}
-__device__ __forceinline__ uint32_t load_shared_4(uint32_t at) {
-  uint32_t v;
-  asm volatile("ld.shared.u32 %0, [%1];\n" : "=r"(v) : "r"(at));
-  return v;
-}
-__device__ __forceinline__ void store_shared_4(uint32_t at, uint32_t v) {
-  asm volatile("st.shared.u32 [%0], %1;\n" ::"r"(at), "r"(v) : "memory");
-}
-__device__ __forceinline__ void store_shared_16(uint32_t at, uint4 v) {
-  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};\n" ::"r"(at), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
-}
-
 // Tiles are announced by one lane to the other warps of its block: kSlots places of 16 bytes at `info`.
 struct Slots {
   uint32_t info, full, empty;
   Turn turn = {};
   __device__ __forceinline__ void announce(const Work& work) {
     mbar_wait(empty + 8 * turn.stage(), turn.parity() ^ 1);
-    store_shared_16(info + 16 * turn.stage(), {static_cast<uint32_t>(work.m_tile), static_cast<uint32_t>(work.expert),
+    shared_store_16(info + 16 * turn.stage(), {static_cast<uint32_t>(work.m_tile), static_cast<uint32_t>(work.expert),
                                                static_cast<uint32_t>(work.row), static_cast<uint32_t>(work.rows)});
     mbar_arrive(full + 8 * turn.stage());
   }
   // By a whole warp, as the others; every lane gets the work, which stays there until the slot is given back.
   __device__ __forceinline__ Work work() const {
-    const uint4 v = load_shared_16(info + 16 * turn.stage());
+    const uint4 v = shared_load_16(info + 16 * turn.stage());
     return {static_cast<int>(v.x), static_cast<int>(v.y), static_cast<int>(v.z), static_cast<int>(v.w)};
   }
   __device__ __forceinline__ void wait() const { mbar_wait(full + 8 * turn.stage(), turn.parity()); }
@@ -86,17 +69,9 @@ struct Slots {
 __device__ __forceinline__ void load_weights(uint32_t to, const MoeGroupedGemm& p, int line, int unit, int expert, uint32_t bar,
                                              bool once) {
   if (once) {
-    asm volatile(
-        "{\n.reg .b64 policy;\ncreatepolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
-        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, %3, %4, %5}], "
-        "[%6], policy;\n}\n" ::"r"(to),
-        "l"(&p.weights_map), "r"(0), "r"(line), "r"(unit), "r"(expert), "r"(bar)
-        : "memory");
+    tma_load_lines_once(to, &p.weights_map, line, unit, expert, bar);
   } else {
-    asm volatile(
-        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];\n" ::"r"(to),
-        "l"(&p.weights_map), "r"(0), "r"(line), "r"(unit), "r"(expert), "r"(bar)
-        : "memory");
+    tma_load_lines(to, &p.weights_map, line, unit, expert, bar);
   }
 }
 
@@ -134,7 +109,7 @@ __device__ __forceinline__ void store_block(const MoeGroupedGemm& p, uint32_t ou
   for (int i = 0; i < kOutRows; i += 16) {
     const int row = i + thread / 8;
     if (first_row + row >= work.rows) break;
-    const uint4 v = load_shared_16(out + swizzle_128(static_cast<uint32_t>(row), static_cast<uint32_t>(chunk) * 16));
+    const uint4 v = shared_load_16(out + swizzle_128(static_cast<uint32_t>(row), static_cast<uint32_t>(chunk) * 16));
     *reinterpret_cast<uint4*>(static_cast<__nv_bfloat16*>(p.out) + (work.row + first_row + row) * p.out_stride + column +
                               chunk * 8) = v;
   }
@@ -166,7 +141,7 @@ __device__ __forceinline__ void finish_gate_up(const MoeGroupedGemm& p, const Pl
         const float other = __shfl_xor_sync(0xFFFFFFFFU, g % 2 == 0 ? v1 : v0, 4);
         const uint32_t word = g % 2 == 0 ? pack_bf16(v0, other) : pack_bf16(other, v1);
         const auto row = static_cast<uint32_t>(8 * block - first + 2 * q + g % 2);
-        store_shared_4(
+        shared_store_4(
             me.out + swizzle_128(row, static_cast<uint32_t>(4 * j + g / 2) * 16) + static_cast<uint32_t>(me.warp) * 4, word);
       }
     }

@@ -141,8 +141,8 @@ __device__ __forceinline__ void tile(const MoeGroupedGemm& p, const Place& me, u
   const auto fetch = [&](uint32_t stage, int part) {
 #pragma unroll
     for (int j = 0; j < kJ; ++j) {
-      codes.words[j] = load_shared_16(my_codes + stage * S::kStageBytes + static_cast<uint32_t>(j * 4 * kUnit + part * 512));
-      codes.scales[j] = load_shared_4(my_scales + stage * S::kStageBytes + static_cast<uint32_t>(j * 4 * kUnit + part * 4));
+      codes.words[j] = shared_load_16(my_codes + stage * S::kStageBytes + static_cast<uint32_t>(j * 4 * kUnit + part * 512));
+      codes.scales[j] = shared_load_4(my_scales + stage * S::kStageBytes + static_cast<uint32_t>(j * 4 * kUnit + part * 4));
     }
   };
   uint32_t before = 0;  // barrier of the stage whose last products may be in flight
@@ -202,7 +202,7 @@ __device__ __forceinline__ void tile(const MoeGroupedGemm& p, const Place& me, u
 template <int kN, bool kDown>
 __global__ void __launch_bounds__(Shape<kN>::kThreads, 1) product_mxfp4(const __grid_constant__ MoeGroupedGemm p) {
   using S = Shape<kN>;
-  extern __shared__ uint8_t raw[];
+  K3_SHARED_BYTES(raw, 1);
   const uint32_t base = (shared_address(raw) + 1023U) & ~1023U;
   const int thread = static_cast<int>(threadIdx.x);
   if (thread == 0) {

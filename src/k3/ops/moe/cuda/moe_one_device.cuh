@@ -4,6 +4,7 @@
 
 #include <cuda_bf16.h>
 
+#include "k3/ops/cuda/counters.cuh"
 #include "k3/ops/cuda/ptx.cuh"
 #include "k3/ops/cuda/warp_arrive.cuh"
 #include "k3/ops/moe/cuda/moe_one_types.h"
@@ -37,27 +38,6 @@ struct State {
 };
 
 __device__ __forceinline__ uint32_t at(const uint64_t& bar) { return shared_address(&bar); }
-__device__ __forceinline__ void mbar_arrive_many(uint32_t bar, int count) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;\n" ::"r"(bar), "r"(count) : "memory");
-}
-__device__ __forceinline__ int acquire_load(const int32_t* p) {
-  int v;
-  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];\n" : "=r"(v) : "l"(p) : "memory");
-  return v;
-}
-__device__ __forceinline__ int add_both(int32_t* p, int value) {  // acquires and releases
-  int old;
-  asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;\n" : "=r"(old) : "l"(p), "r"(value) : "memory");
-  return old;
-}
-__device__ __forceinline__ void release_add(int32_t* p, int value) {
-  asm volatile("red.release.gpu.global.add.s32 [%0], %1;\n" ::"l"(p), "r"(value) : "memory");
-}
-
-__device__ __forceinline__ void shared_store_16(uint32_t to, const uint4& v) {
-  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};\n" ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
-}
-
 __device__ __forceinline__ int quotient(int x, const MoeDivisor& d) {
   return d.magic == 0 ? x : static_cast<int>(__umulhi(static_cast<uint32_t>(x), d.magic));
 }

@@ -198,7 +198,7 @@ __device__ __forceinline__ void shared_rows(const MoeOne& p, const uint8_t* weig
 template <MoeWeights kKind, bool kPlaces>
 __global__ void __launch_bounds__(Shape<kKind>::kThreads, kKind == MoeWeights::bf16 ? 2 : 1) one_token_experts(const __grid_constant__ MoeOne p) {
   using Is = Shape<kKind>;
-  extern __shared__ __align__(128) uint8_t shared[];
+  K3_SHARED_BYTES(shared, 128);
   __shared__ __align__(8) State<kKind> s;
   const int tid = static_cast<int>(threadIdx.x), lane = tid % 32, warp = tid / 32, most = max(p.chunks[0], p.chunks[1]);
   const uint32_t ring = shared_address(shared), x = ring + Is::kStages * Is::kBytes;  // then activations, then sums

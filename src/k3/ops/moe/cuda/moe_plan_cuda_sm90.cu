@@ -71,7 +71,8 @@ enum class Part { all, count, place };
 // bits[word][expert]: tokens of this block, 32 a word.
 template <Part kPart>
 __global__ void __launch_bounds__(kThreads) plan(const __grid_constant__ MoePlanCuda p, int words) {
-  extern __shared__ uint32_t bits[];
+  K3_SHARED_BYTES(memory, 4);
+  auto* const bits = reinterpret_cast<uint32_t*>(memory);
   __shared__ int first_row[kMoeMaxExperts];
   const int tid = static_cast<int>(threadIdx.x), block = static_cast<int>(blockIdx.x);
   for (int i = tid; i < words * p.experts; i += kThreads) bits[i] = 0;

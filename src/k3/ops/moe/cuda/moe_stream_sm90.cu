@@ -11,6 +11,7 @@
 // sum up the tokens. So all blocks must be resident at once: one a multiprocessor.
 #include <cuda_bf16.h>
 
+#include "k3/ops/cuda/counters.cuh"
 #include "k3/ops/cuda/launch.cuh"
 #include "k3/ops/cuda/once.cuh"
 #include "k3/ops/moe/cuda/moe_combine_cuda.cuh"
@@ -29,16 +30,6 @@ __device__ __forceinline__ float glu(const MoeGlu& kind, float gate, float up) {
   const bool linear = kind.linear_beta != 0;
   const SituBetas betas = {linear ? kind.beta * kind.linear_beta : kind.beta, 1 / kind.beta, linear ? 1 / kind.linear_beta : 0};
   return linear ? situ_glu<false, true>(gate, up, betas) : situ_glu<false, false>(gate, up, betas);
-}
-
-__device__ __forceinline__ int acquire_load(const int32_t* p) {
-  int v;
-  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];\n" : "=r"(v) : "l"(p) : "memory");
-  return v;
-}
-
-__device__ __forceinline__ void release_add(int32_t* p, int value) {
-  asm volatile("red.release.gpu.global.add.s32 [%0], %1;\n" ::"l"(p), "r"(value) : "memory");
 }
 
 // Products of one chunk with the first kUsed of kBlocks blocks of 8 tokens; `b`: B fragments of its first group.
@@ -215,7 +206,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) stream_experts(const __grid_co
   constexpr int kThreads = kWarps * 32, kBytes = static_cast<int>(moe_chunk_bytes(kKind)), kStage = kPer * kBytes;
   constexpr int kGroups = static_cast<int>(moe_chunk_columns(kKind)) / 32;
   static_assert(kWarps % kBlocks == 0, "a thread's column is fixed");
-  extern __shared__ __align__(128) uint8_t shared[];
+  K3_SHARED_BYTES(shared, 128);
   __shared__ __align__(8) uint64_t all_bars[kWarps * kStages];
   // B fragments | rings | shared units | table
   const uint32_t b_base = shared_address(shared);

@@ -4,8 +4,11 @@
 #include "tests/emulator/emulator.h"
 
 #define K3_SHARED_MEMORY(name) char* const name = k3::emulator::shared_memory()
+#define K3_SHARED_BYTES(name, alignment) auto* const name = reinterpret_cast<uint8_t*>(k3::emulator::shared_memory())
 
 namespace k3::ops::cuda {
+
+inline int launch_code() { return 0; }
 
 struct LaunchOptions {
   dim3 grid, block;
@@ -16,7 +19,9 @@ struct LaunchOptions {
 
 template <class... Params, class... Args>
 int launch(void (*kernel)(Params...), const LaunchOptions& o, cudaStream_t, const Args&... args) {
-  return k3::emulator::run(o.grid.x, static_cast<unsigned>(o.cluster), o.block.x, o.shared_bytes, [&] { kernel(args...); });
+  const auto index = [](const dim3& d) { return k3::emulator::Index{d.x, d.y, d.z}; };
+  return k3::emulator::run({index(o.grid), index(o.block), static_cast<unsigned>(o.cluster), o.shared_bytes},
+                           [&] { kernel(args...); });
 }
 
 }  // namespace k3::ops::cuda
