@@ -6,10 +6,6 @@
 
 namespace k3::ops::cuda {
 
-__device__ __forceinline__ void shared_store_16(uint32_t to, const uint4& v) {
-  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};\n" ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
-}
-
 __device__ __forceinline__ const uint8_t* weight_row(const Rows& p, int row) {
   const RowsPart& part = p.parts[part_of(p, row)];
   const int local = row - part.row_begin;
