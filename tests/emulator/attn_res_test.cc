@@ -125,7 +125,7 @@ TEST(AttnResEmulated, RingOfRows) {
   };
   for (uint32_t seed = 1; seed < 4; ++seed) {
     check({.plan = ring(2048, 7, 2), .tokens = 9, .hidden = 2048, .blocks = 3, .rest = true}, seed);
-    check({.plan = ring(520, 10, 1), .tokens = 5, .hidden = 520, .blocks = 8, .norm = false}, seed + 10);
+    check({.plan = ring(520, 10, 1), .tokens = 40, .hidden = 520, .blocks = 8, .norm = false}, seed + 10);
     check({.plan = ring(1024, 4, 1), .tokens = 6, .hidden = 1024, .blocks = 1, .prefix = false}, seed + 20);
   }
 }

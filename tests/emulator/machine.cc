@@ -149,7 +149,9 @@ char* shared_memory_at(uint32_t address, uint32_t bytes) {
     if (offset >= kWindowBase && at + bytes <= (variable ? variables().bytes : block.bytes)) {
       check_living(number);
       if (!variable) return block.memory + at;
-      return (&block == m.present ? variables().at : block.variables.data()) + at;
+      if (&block == m.present) return variables().at + at;
+      for (size_t piece = at / kPiece; piece <= (at + bytes - 1) / kPiece; ++piece) block.variables.used[piece] = true;
+      return block.variables.bytes.data() + at;
     }
   }
   fail_thread(fmt::format("{} bytes at {:#x} are outside of shared memory", bytes, address));

@@ -70,10 +70,17 @@ struct CopyGroups {
   std::deque<std::shared_ptr<CopyGroup>> committed;
 };
 
+// Most of the program's variables are those of other kernels: only pieces in which something was written are kept.
+inline constexpr size_t kPiece = 1024;
+struct KeptVariables {
+  std::vector<char> bytes;
+  std::vector<bool> used;  // of a piece
+};
+
 struct Block {
   std::vector<char> store;
   char* memory = nullptr;                     // aligned
-  std::vector<char> variables;                // while another block's are in their place
+  KeptVariables variables;                    // while another block's are in their place
   uint32_t number = 0, first = 0, bytes = 0;  // first: of its cluster
   int threads = 0, living = 0;
   std::map<uint32_t, Barrier> barriers;  // by offset

@@ -153,6 +153,10 @@ TEST(MlaPrefillEmulated, LongRows) {
     check({.heads = 1, .queries = {1}, .keys = {1100 + static_cast<int>(seed)}}, 1, seed);
 }
 
+TEST(MlaPrefillEmulated, NothingBehindTheLastKey) {
+  for (uint32_t seed = 11; seed < 27; ++seed) check({.heads = 1, .queries = {2}, .keys = {3}}, 1, seed);
+}
+
 TEST(MlaPrefillEmulated, KeysInParts) {
   check({.heads = 2, .queries = {3, 140, 20}, .keys = {60, 300, 20}, .gate = true, .part = 128}, 2, 7);
 }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
+#include <string>
 
 #include "tests/emulator/machine.h"
 
@@ -26,13 +27,18 @@ void fiber_main() {
   }
 }
 
+KeptVariables nothing_written() {
+  const size_t bytes = variables().bytes;
+  return {std::vector<char>(bytes, static_cast<char>(0xFF)), std::vector<bool>((bytes + kPiece - 1) / kPiece)};
+}
+
 std::unique_ptr<Block> make_block(uint32_t number, unsigned threads, int shared_bytes) {
   Machine& m = machine();
   auto block = std::make_unique<Block>();
   block->store.assign(static_cast<size_t>(shared_bytes) + 2048, static_cast<char>(0xFF));  // NaN in every format
   const auto base = reinterpret_cast<uintptr_t>(block->store.data());
   block->memory = block->store.data() + ((base + 1023) / 1024 * 1024 - base);
-  block->variables.assign(variables().bytes, static_cast<char>(0xFF));
+  block->variables = nothing_written();
   block->number = number;
   block->first = number / m.cluster * m.cluster;
   block->bytes = static_cast<uint32_t>(shared_bytes);
@@ -205,11 +211,19 @@ const Variables& variables() {
 
 void put_in_place(Block* block) {
   Machine& m = machine();
-  static std::vector<char> of_no_block(variables().bytes);
+  static KeptVariables of_no_block = nothing_written();
+  static const std::string nothing(kPiece, static_cast<char>(0xFF));
   if (block == m.present) return;
-  const auto store = [](Block* b) { return b == nullptr ? of_no_block.data() : b->variables.data(); };
-  std::memcpy(store(m.present), variables().at, variables().bytes);
-  std::memcpy(variables().at, store(block), variables().bytes);
+  const auto kept = [](Block* b) -> KeptVariables& { return b == nullptr ? of_no_block : b->variables; };
+  KeptVariables &from = kept(m.present), &to = kept(block);
+  for (size_t piece = 0; piece < to.used.size(); ++piece) {
+    const size_t first = piece * kPiece, count = std::min(kPiece, variables().bytes - first);
+    char* const at = variables().at + first;
+    const bool written = std::memcmp(at, nothing.data(), count) != 0;
+    if (written || from.used[piece]) std::memcpy(from.bytes.data() + first, at, count);
+    from.used[piece] = written;
+    if (written || to.used[piece]) std::memcpy(at, to.bytes.data() + first, count);
+  }
   m.present = block;
 }
 

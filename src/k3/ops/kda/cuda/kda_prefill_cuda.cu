@@ -54,7 +54,7 @@ __device__ void prepare(const K3KdaPrefill& a, int64_t token, int head, int row,
 }
 
 __global__ void __launch_bounds__(kThreads) recurrent(const __grid_constant__ K3KdaPrefill a) {
-  K3_SHARED_BYTES(shared, 16);
+  extern __shared__ float4 shared[];
   Tile& tile = *reinterpret_cast<Tile*>(shared);
   const int parts = kDim / kRows;
   const int part = static_cast<int>(blockIdx.x) % parts,
