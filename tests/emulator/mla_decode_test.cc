@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include <bit>
 #include <cmath>
 #include <vector>
 
@@ -12,15 +11,13 @@
 #include "k3/ops/mla/cuda/mla_config.h"
 #include "k3/ops/mla/cuda/mla_launch.cuh"
 #include "tests/emulator/emulator.h"
+#include "tests/emulator/numbers.h"
 
 namespace k3::ops::cuda {
 namespace {
 
-uint16_t to_bf16(float x) {
-  const auto bits = std::bit_cast<uint32_t>(x);
-  return static_cast<uint16_t>((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
-}
-double from_bf16(uint16_t x) { return static_cast<double>(std::bit_cast<float>(static_cast<uint32_t>(x) << 16)); }
+using emulator::from_bf16;
+using emulator::to_bf16;
 
 struct Case {
   int heads = 96, tokens = 1;

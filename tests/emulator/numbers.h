@@ -1,20 +1,17 @@
 // Internal to tests/emulator. What the tests of kernels share: BF16, random numbers, how far a result is from its reference.
 #pragma once
 
-#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <vector>
 
 #include "k3/base/rng.h"
+#include "k3/tensor/dtype.h"
 
 namespace k3::emulator {
 
-inline uint16_t to_bf16(float x) {
-  const auto bits = std::bit_cast<uint32_t>(x);
-  return static_cast<uint16_t>((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
-}
-inline double from_bf16(uint16_t x) { return static_cast<double>(std::bit_cast<float>(static_cast<uint32_t>(x) << 16)); }
+inline uint16_t to_bf16(float x) { return float_to_bf16(x); }
+inline double from_bf16(uint16_t x) { return static_cast<double>(bf16_to_float(x)); }
 constexpr uint16_t kNanBf16 = 0x7FC0;
 
 // Normal numbers in BF16, from the place `at` of a sequence on.

@@ -5,6 +5,7 @@
 
 #include "k3/ops/cuda/ptx.cuh"
 #include "k3/ops/cuda/wgmma.cuh"
+#include "k3/tensor/dtype.h"
 #include "tests/emulator/machine.h"
 
 namespace k3::emulator {
@@ -12,12 +13,7 @@ namespace {
 
 constexpr int kM = 64, kK = 16, kMostWidth = 256;
 
-float from_bf16(uint32_t bits) {
-  const uint32_t wide = bits << 16;
-  float out = 0;
-  std::memcpy(&out, &wide, 4);
-  return out;
-}
+float from_bf16(uint32_t bits) { return bf16_to_float(static_cast<uint16_t>(bits)); }
 
 // Rows of 16 numbers of an operand to `out` [16][rows], in pieces of 16 bytes, which stay together. With the swizzle lines
 // of 128 bytes in groups of eight: a line a row, or (`trans`) one for each of the 16, 64 rows wide. Without it groups of

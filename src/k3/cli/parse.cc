@@ -33,7 +33,6 @@ namespace {
 
 // Limits are given as ranges: the messages of CLI11's PositiveNumber print the largest double.
 constexpr int64_t kMostTokens = int64_t{1} << 24;
-constexpr int64_t kMostShards = 99999;  // the names of the files have five digits
 
 // CLI11 reads -1, and all beyond the largest number, as the largest one.
 std::string check_seed(const std::string& text) {

@@ -39,12 +39,16 @@ Outcome answer_of(const Request& wanted) {
   return out;
 }
 
-TEST(EngineCoreGrammar, ACompleteTextEndsBeforeMinTokens) {
+Request at_least_30_tokens_of(const char* pattern) {
   Request r = request({65, 66}, 40);
   r.stop_ids = {kByteEnd};
-  r.grammar = Grammar::regex(byte_trie(), "ab").value();
+  r.grammar = Grammar::regex(byte_trie(), pattern).value();
   r.min_tokens = 30;
-  const Outcome out = answer_of(r);
+  return r;
+}
+
+TEST(EngineCoreGrammar, ACompleteTextEndsBeforeMinTokens) {
+  const Outcome out = answer_of(at_least_30_tokens_of("ab"));
   ASSERT_TRUE(out.summary);
   EXPECT_FALSE(out.summary->error) << out.summary->error->message;
   EXPECT_EQ(out.ids[0], (std::vector<int32_t>{'a', 'b', kByteEnd}));
@@ -52,11 +56,7 @@ TEST(EngineCoreGrammar, ACompleteTextEndsBeforeMinTokens) {
 }
 
 TEST(EngineCoreGrammar, MinTokensHoldWhereTheTextMayGoOn) {
-  Request r = request({65, 66}, 40);
-  r.stop_ids = {kByteEnd};
-  r.grammar = Grammar::regex(byte_trie(), "a*").value();
-  r.min_tokens = 30;
-  const Outcome out = answer_of(r);
+  const Outcome out = answer_of(at_least_30_tokens_of("a*"));
   EXPECT_GE(out.ids[0].size(), 30u);
   EXPECT_EQ(std::vector<int32_t>(out.ids[0].begin(), out.ids[0].begin() + 30), std::vector<int32_t>(30, 'a'));
 }

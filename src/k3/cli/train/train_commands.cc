@@ -22,7 +22,6 @@ namespace k3::cli {
 namespace {
 
 // Limits are given as ranges: the messages of CLI11's PositiveNumber print the largest double.
-constexpr int64_t kMostShards = 99999;  // the names of the files have five digits
 constexpr int64_t kMostSteps = int64_t{1} << 60;
 
 constexpr int kEnds[] = {SIGINT, SIGTERM, SIGHUP};

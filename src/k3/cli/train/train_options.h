@@ -13,6 +13,8 @@ class App;
 
 namespace k3::cli {
 
+inline constexpr int64_t kMostShards = 99999;  // of a model: the names of the files have five digits
+
 struct TrainOptions {
   std::string config, out, device = "cpu";
   std::vector<std::string> set;
