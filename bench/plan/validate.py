@@ -28,10 +28,11 @@ sys.path.insert(0, os.path.join(HERE, "..", "..", "tools"))
 from serve_process import ServeProcess  # noqa: E402
 
 MEDIAN_BOUND, P95_BOUND = 0.15, 0.30
-# Steps as the engine makes them: parts of a prompt of at most 512 tokens, decodes of as many sequences as there may be users at once,
-# histories as the trace has them (4,000 tokens in the mean).
-GRIDS = [["-p", "16,32,64,128,256,512", "-n", "0", "-d", "0,1024,4096"],
-         ["-p", "0", "-n", "32", "-d", "0,1024,4096", "-b", "1,2,3,4"]]
+# Steps as the engine makes them: parts of a prompt of at most 512 tokens (on a GPU 2,048), decodes of as many sequences as there may be
+# users at once, histories as the trace has them (4,000 tokens in the mean).
+DEPTHS = ["-d", "0,1024,4096"]
+PROMPTS = {"cpu": "16,32,64,128,256,512", "gpu": "16,64,128,256,512,1024,2048"}
+DECODES = ["-p", "0", "-n", "32", *DEPTHS, "-b", "1,2,3,4"]
 NEW, CACHED = 64, 4096  # prompts by which the server's share is found: new tokens behind a prefix that is cached
 STUB_SECONDS_A_TOKEN = 0.01
 
@@ -85,7 +86,8 @@ def bench(o, path):
                "--json"]
     client = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        grids = [json.loads(run(o, "bench", o.model, "--json", "--device", o.device, "-t", str(o.threads), "-r", "3", "--no-ceilings", *grid)) for grid in GRIDS]
+        prompts = ["-p", PROMPTS["cpu" if o.device == "cpu" else "gpu"], "-n", "0", *DEPTHS]
+        grids = [json.loads(run(o, "bench", o.model, "--json", "--device", o.device, *threads(o), "-r", "3", "--no-ceilings", *grid)) for grid in (prompts, DECODES)]
         if client.poll() is not None:
             sys.exit("validate: the load generator ended before the bench did")
     finally:
@@ -104,12 +106,17 @@ def load(o, server, *options):
     return result
 
 
+def threads(o):
+    return ["-t", str(o.threads)] if o.device == "cpu" else []
+
+
 def serve(o):
-    return ServeProcess(o.k3, o.model, "-q", "--device", o.device, "-t", str(o.threads), "--ctx", str(o.ctx), "--max-running", str(o.max_running), "--block-tokens", str(o.block_tokens))
+    return ServeProcess(o.k3, o.model, "-q", "--device", o.device, *threads(o), "--ctx", str(o.ctx), "--max-running", str(o.max_running), "--block-tokens", str(o.block_tokens))
 
 
 def simulate(o, clock, *options):
-    out = run(o, "sim", o.model, *options, "--made-up-answers", "--clock", clock["file"], "--step-overhead-ms", repr(1e3 * clock["step"]), "--request-ms",
+    phases = [] if o.device == "cpu" else ["--apart"]
+    out = run(o, "sim", o.model, *options, *phases, "--made-up-answers", "--clock", clock["file"], "--step-overhead-ms", repr(1e3 * clock["step"]), "--request-ms",
               repr(1e3 * clock["request"]), "--ctx", str(o.ctx), "--max-running", str(o.max_running), "--block-tokens", str(o.block_tokens), "--json", "-")
     return json.loads(out)
 
@@ -189,7 +196,7 @@ def main():
     p.add_argument("--ctx", type=int, default=8192)
     p.add_argument("--max-running", type=int, default=8)
     p.add_argument("--block-tokens", type=int, default=64)
-    p.add_argument("-t", "--threads", type=int, default=os.cpu_count())
+    p.add_argument("-t", "--threads", type=int, default=os.cpu_count(), help="of the CPU")
     p.add_argument("--device", default="cpu", help="where the model runs: cpu, cuda, cuda:1")
     p.add_argument("--rounds", type=int, default=3)
     p.add_argument("--json", help="write all rounds")
@@ -202,7 +209,8 @@ def main():
     middle = lambda key: statistics.median(r[key] for r in rounds)
     spread = lambda key: (max(r[key] for r in rounds) - min(r[key] for r in rounds)) / 2 / middle(key)
     ok = all(r["different_hits"] == 0 for r in rounds)
-    print(f"{datetime.date.today()}, {o.model}, {os.path.basename(o.trace)} at {o.scale:g}, answers of at most {o.max_output} tokens, {o.users} users, think times over {o.speed:g}, {o.threads} threads")
+    print(f"{datetime.date.today()}, {o.model}, {os.path.basename(o.trace)} at {o.scale:g}, answers of at most {o.max_output} tokens, {o.users} users, think times over {o.speed:g}, "
+          f"{o.device}{f', {o.threads} threads' if o.device == 'cpu' else ''}")
     print(f"hits: {sum(r['different_hits'] for r in rounds)} of {sum(r['requests'] for r in rounds)} requests differ ({middle('hit_tokens'):.0f} tokens hit a round)")
     print(f"added to a step {1e3 * middle('step_overhead_s'):.3f} ms, to a request {1e3 * middle('request_s'):.2f} ms\n")
     print("| | measured ms | spread | simulated ms | spread | error | bound | closed loop simulated ms | error |\n|---|---|---|---|---|---|---|---|---|")

@@ -240,6 +240,16 @@ TEST(Sim, MeasuredStepsOfASmallModel) {
   const json ordered = simulated(with(mini, {"--recorded-order", scratch.path("run.json"), "--step-overhead-ms", "2"}));
   EXPECT_EQ(ordered.at("requests")[1].at("cached_tokens"), root.at("requests")[1].at("cached_tokens"));
   EXPECT_GE(ordered.at("requests")[1].at("arrival_s"), ordered.at("requests")[0].at("end_s"));
+  // As on a GPU: a prompt of 700 tokens is one step, and a request that decodes waits for it.
+  put_file(scratch.path("two.jsonl"), R"({"timestamp":0,"input_length":64,"output_length":40,"hash_ids":[1]}
+{"timestamp":200,"input_length":700,"output_length":2,"hash_ids":[2,3]}
+)");
+  const Arguments two = {"sim", kMini, scratch.path("two.jsonl"), "--clock", scratch.path("clock.json")};
+  const json shared = simulated(two), apart = simulated(with(two, {"--apart"}));
+  EXPECT_THAT(shared.at("settings").dump(), Not(HasSubstr("take turns")));
+  EXPECT_THAT(apart.at("settings").dump(), HasSubstr("prompts and decodes take turns"));
+  EXPECT_THAT(apart.at("settings").dump(), HasSubstr("steps of 2048 tokens"));
+  EXPECT_NE(apart.at("requests")[1].at("first_token_s"), shared.at("requests")[1].at("first_token_s"));
 }
 
 // What the real server skips of each prompt, the simulator skips, with room for everything and in a pool that has to evict.
@@ -506,8 +516,10 @@ TEST(Sim, OptionsThatSayNothingAreNamed) {
                                                       {"--scheme", "fused"}}) {
     EXPECT_THAT(k3(with(clock, more)).err, HasSubstr(more.front() + " describes a machine"));
   }
+  EXPECT_THAT(k3(with(clock, {"--together"})).err, HasSubstr("--together is what steps of a --clock do"));
   for (const Arguments& more : std::vector<Arguments>{{"--trace-block", "512"},
                                                       {"--step-overhead-ms", "1"},
+                                                      {"--apart"},
                                                       {"--transfer-ms", "1"},
                                                       {"--transfer-gbps", "1"},
                                                       {"--host-gbps", "1"},

@@ -146,9 +146,10 @@ void add_engine(CLI::App& app, SimOptions& o) {
   g.text("--policies", o.policies, "Also runs these, or all, on the same requests and compares them", "NAME,..");
   g.number("--ctx", o.ctx, "Most tokens of a sequence (default: of the longest request)", 2, kMost);
   g.number("--max-running", o.max_running, "Sequences at once (default 256; with --clock 32)", 1, 1'000'000);
-  g.number("--step-tokens", o.step_tokens, "Token budget of a step (default 8192; with --clock 512)", 1, kMost);
+  g.number("--step-tokens", o.step_tokens, "Token budget of a step (default 8192; with --clock 512, or 2048 with --apart)", 1, kMost);
   g.flag("--together", o.together,
          "Prompts and decodes share steps (default: they take turns, as on a GPU; with --clock they share)");
+  g.flag("--apart", o.apart, "With --clock: prompts and decodes take turns, as k3 serve does on a GPU");
   g.number("--queue", o.queue,
            "Requests that wait inside the engine, where smaller ones may pass; others wait before it (default 64)", 1,
            1'000'000);

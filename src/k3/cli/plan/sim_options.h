@@ -46,7 +46,7 @@ struct SimOptions {
   std::optional<int64_t> ctx, max_running, step_tokens, cache_block;
   int64_t queue = 64;
   std::string schedule = "fcfs";
-  bool no_keep_idle = false, no_prefix_cache = false, unbounded = false, together = false;
+  bool no_keep_idle = false, no_prefix_cache = false, unbounded = false, together = false, apart = false;
   std::string pool_bytes, host_bytes, remote_bytes;
   std::optional<double> host_gbps, remote_gbps, transfer_gbps;
   double remote_ms = 0, transfer_ms = 0;

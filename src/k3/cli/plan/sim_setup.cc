@@ -24,7 +24,7 @@
 namespace k3::cli {
 namespace {
 
-constexpr int64_t kGpuStepTokens = 8192, kCpuStepTokens = 512, kGpuRunning = 256, kCpuRunning = 32;
+constexpr int64_t kPlannedStepTokens = 8192, kGpuStepTokens = 2048, kCpuStepTokens = 512, kGpuRunning = 256, kCpuRunning = 32;
 constexpr int64_t kLargeState = int64_t{1} << 20;  // as the engine decides how long blocks are
 constexpr int64_t kMostRecordingBytes = int64_t{1} << 30;
 constexpr int64_t kMostPieces = 100'000'000;  // of prompts made up, 32 bytes each
@@ -141,10 +141,10 @@ Status set_engine(const SimOptions& o, const PlanSetup& setup, const plan::Workl
   for (const plan::SimRequest& r : workload.requests) longest = std::max<int64_t>(longest, r.input_tokens + r.output_tokens);
   core.ctx_tokens = o.ctx.value_or(longest);
   core.max_running = o.max_running.value_or(measured ? kCpuRunning : kGpuRunning);
-  core.step_tokens = o.step_tokens.value_or(measured ? kCpuStepTokens : kGpuStepTokens);
+  core.step_tokens = o.step_tokens.value_or(!measured ? kPlannedStepTokens : o.apart ? kGpuStepTokens : kCpuStepTokens);
   core.schedule = o.schedule == "slo" ? SchedulePolicy::slo : SchedulePolicy::fcfs;
   core.keep_idle = !o.no_keep_idle && !o.rule;
-  core.separate_phases = !measured && !o.together;
+  core.separate_phases = measured ? o.apart : !o.together;
   if (core.separate_phases) core.prefill_keys = core.ctx_tokens + kFurtherKeys;
   const bool large = setup.scenario.counts.state_values() >= kLargeState;
   core.block_tokens = o.cache_block.value_or(large ? 512 : 64);
