@@ -298,6 +298,9 @@ TEST(KdaTrain, KernelsAndPassesOfAGpu) {
   EXPECT_FALSE(cuda::kda_train_fast(48, 4, -5.0F, 90));
   EXPECT_FALSE(cuda::kda_train_fast(64, 2, -5.0F, 90));
   EXPECT_FALSE(cuda::kda_train_fast(128, 4, -5.0F, 80));
+  EXPECT_EQ(cuda::kda_train_scan_parts(32, 128, 132), 4);
+  EXPECT_EQ(cuda::kda_train_scan_parts(256, 128, 132), 1);
+  EXPECT_EQ(cuda::kda_train_scan_parts(32, 32, 132), 1);
   EXPECT_EQ(cuda::kda_train_pass_heads(96, 1024, 128), 6);
   EXPECT_EQ(cuda::kda_train_pass_heads(4, 1088, 128), 4);
   EXPECT_EQ(cuda::kda_train_pass_heads(96, 1 << 20, 128), 1);

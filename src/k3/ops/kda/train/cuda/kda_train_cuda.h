@@ -42,4 +42,10 @@ constexpr int64_t kda_train_pass_heads(int64_t heads, int64_t rows, int64_t dim,
   return std::clamp<int64_t>(most_bytes / std::max<int64_t>(1, kda_train_head_bytes(rows, dim)), 1, heads);
 }
 
+// Thread blocks that share the values of a chain (a sequence's head) in the scan, for heads of 64 (2) and 128 (4).
+constexpr int kda_train_scan_parts(int64_t chains, int64_t dim, int multiprocessors) {
+  const int parts = dim == 128 ? 4 : dim == 64 ? 2 : 1;
+  return chains * parts <= 2 * int64_t{multiprocessors} ? parts : 1;
+}
+
 }  // namespace k3::ops::cuda

@@ -186,7 +186,8 @@ struct Train {
       c.first_head = static_cast<int>(first);
       c.pass_heads = static_cast<int>(std::min(pass, heads - first));
       note(kda_train_inner_launch(c, width, ctx.stream), "kda_train vjp, blocks");
-      note(kda_train_scan_launch(c, width, ctx.stream), "kda_train vjp, states");
+      const int parts = kda_train_scan_parts(sequences * c.pass_heads, dim, device_info().sm_count);
+      note(kda_train_scan_launch(c, width, parts, ctx.stream), "kda_train vjp, states");
       note(kda_train_grads_launch(c, width, ctx.stream), "kda_train vjp, inputs");
       note(kda_train_sums_launch(c, width, ctx.stream), "kda_train vjp, sums");
     }

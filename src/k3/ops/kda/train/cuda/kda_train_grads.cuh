@@ -58,19 +58,22 @@ struct TrainGrads {
       cp_async<16>(shared_address(&to[row][i % (D / 8) * 8]), x + (row < real ? 8 * i : 0), row < real);
     }
   }
+  __device__ void fetch(const float* from, float* to, int count) const {
+    for (int i = thread; i < count / 4; i += kThreads) cp_async<16>(shared_address(to + 4 * i), from + 4 * i);
+  }
   __device__ const __nv_bfloat16* scratch(const void* x) const { return static_cast<const __nv_bfloat16*>(x) + slot * Scratch::kTile; }
 
   __device__ void load(int row) const {
     fetch(scratch(a.u), s.u, kTrainRows, kTrainRows), fetch(scratch(a.d_o), s.d_o, kTrainRows, kTrainRows);
     fetch(scratch(a.d_r), s.d_r, kTrainRows, block.count);  // the scan leaves out tiles without a token
+    fetch(a.edges + slot * Scratch::kEdges, &s.edge[0][0], Scratch::kEdges);
+    fetch(a.row_numbers + slot * Scratch::kRowNumbers, &s.numbers[0][0], Scratch::kRowNumbers);
     cp_async_commit();
     fetch(scratch(a.kp), s.kp, kTrainRows, kTrainRows), fetch(scratch(a.qp), s.qp, kTrainRows, kTrainRows);
     fetch(scratch(a.km), s.km, kTrainRows, kTrainRows);
     fetch(static_cast<const __nv_bfloat16*>(a.kept) + (static_cast<int64_t>(row) * a.heads + head) * D * D, s.state, D, D);
     fetch(static_cast<const __nv_bfloat16*>(a.d_state) + slot * D * D, s.d_state, D, D);
     cp_async_commit();
-    for (int i = thread; i < Scratch::kEdges; i += kThreads) (&s.edge[0][0])[i] = a.edges[slot * Scratch::kEdges + i];
-    for (int i = thread; i < Scratch::kRowNumbers; i += kThreads) (&s.numbers[0][0])[i] = a.row_numbers[slot * Scratch::kRowNumbers + i];
   }
 
   __device__ void links() const {
@@ -126,8 +129,9 @@ struct TrainGrads {
   __device__ void decays() const {
     const int pair = thread % kPairs, group = thread / kPairs;
     float2 sum{0, 0};
-#pragma unroll 4
-    for (int v = group * (D / kHalves); v < (group + 1) * (D / kHalves); ++v) {
+#pragma unroll
+    for (int i = 0; i < D / kHalves; ++i) {
+      const int v = group * (D / kHalves) + i;
       const uint32_t x = *reinterpret_cast<const uint32_t*>(&s.state[v][2 * pair]), d = *reinterpret_cast<const uint32_t*>(&s.d_state[v][2 * pair]);
       sum.x = fmaf(low_bf16(x), low_bf16(d), sum.x), sum.y = fmaf(high_bf16(x), high_bf16(d), sum.y);
     }

@@ -24,7 +24,7 @@ struct GradRows : TrainGrads<D> {
 
   __device__ GradRows(const KdaTrainCudaArgs& args, typename Base::Shared& shared, int block_row, int pass_head)
       : Base(args, shared, block_row, pass_head), pair(thread % kPairs), half(thread / kPairs), row(kTrainHalf * half),
-        channel(head * D + 2 * pair) {}
+        channel(head * D + 2 * pair), begin(block.first + row), start(block.count > 0 ? args.offsets[block.sequence] : 0) {}
 
   __device__ void window(int part, Window& x) const {
     const auto* rows = static_cast<const __nv_bfloat16*>(a.in[part]) + start * stride + channel;
@@ -32,9 +32,7 @@ struct GradRows : TrainGrads<D> {
   }
   __device__ bool real(int i) const { return row + i < block.count; }
 
-  // Loads that the products need not wait for.
   __device__ void prepare() {
-    begin = block.first + row, start = a.offsets[block.sequence];
     gate = gate_of(a, head, channel);
     window(0, q), window(1, k);
 #pragma unroll
@@ -171,7 +169,8 @@ __global__ void __launch_bounds__(4 * D, kResident<D>) grads(const __grid_consta
   GradRows<D> g(a, *reinterpret_cast<Shared*>(shared), row, static_cast<int>(blockIdx.x) % a.pass_heads);
   if (g.block.count == 0) return;
   g.load(row);
-  g.prepare();
+  // Loads that the products need not wait for: narrow heads have registers for them from the start on.
+  if constexpr (D == 32) g.prepare();
   cp_async_wait<1>();
   __syncthreads();
   g.links();
@@ -187,6 +186,7 @@ __global__ void __launch_bounds__(4 * D, kResident<D>) grads(const __grid_consta
     g.constants();
     g.stage(tiles);
   }
+  if constexpr (D != 32) g.prepare();
   __syncthreads();
   typename GradRows<D>::Kept kept[kTrainHalf];
   g.operands(kept);

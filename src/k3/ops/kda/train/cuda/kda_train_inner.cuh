@@ -11,6 +11,8 @@ struct TrainInner {
   static constexpr int kThreads = 2 * D, kWarps = D / 16, kStride = kTrainStride<D>, kPairs = D / 2;
   static constexpr int kGroup = kPairs < 32 ? kPairs : 32, kParts = kPairs / kGroup;  // lanes, warps that share a row
   static constexpr int kKinds = kVjp ? 2 : 1;
+  // Rows that four lanes read without bank conflicts; heads of 32 need the shared memory more.
+  static constexpr int kStats = kWarps * kKinds + (D == 32 ? 0 : 4);
   struct Shared {
     __nv_bfloat16 kp[kTrainRows][kStride], qp[kTrainRows][kStride], km[kTrainRows][kStride], v[kTrainRows][kStride];
     __nv_bfloat16 gate[kTrainRows][kStride];
@@ -25,8 +27,8 @@ struct TrainInner {
     };
     float beta[kTrainRows];
     union {
-      float squares[kTrainRows][2][kParts];        // of queries and keys
-      float stats[2][kTrainTile][kWarps][kKinds];  // of outputs: sum o^2, sum o dn; two sets in turn
+      float squares[kTrainRows][2][kParts];  // of queries and keys
+      float stats[2][kTrainTile][kStats];    // of outputs, by warp: sum o^2, sum o dn; two sets in turn
     };
   };
 
@@ -242,14 +244,14 @@ struct TrainInner {
     int index;
     const float mine = row_sums(x, index);
     auto& stats = s.stats[tile % 2];
-    stats[token_of(index / 2 % 2, index % 2)][warp][index / 4] = mine;
+    stats[token_of(index / 2 % 2, index % 2)][kKinds * warp + index / 4] = mine;
     __syncthreads();
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         sum[j][i] = {0, 0};
-        const float* from = &stats[token_of(j, i)][0][0];
+        const float* from = stats[token_of(j, i)];
 #pragma unroll
         for (int w = 0; w < kWarps; ++w) {
           sum[j][i].x += from[kKinds * w];

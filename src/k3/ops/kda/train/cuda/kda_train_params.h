@@ -66,7 +66,7 @@ int kda_train_slots_launch(const KdaTrainSlots& slots, void* kept, int64_t state
 int kda_train_map_launch(KdaTrainBlock* blocks, int rows, const int32_t* offsets, int sequences, CUstream_st* stream);
 int kda_train_forward_launch(const KdaTrainCudaArgs& args, int dim, CUstream_st* stream);
 int kda_train_inner_launch(const KdaTrainCudaArgs& args, int dim, CUstream_st* stream);
-int kda_train_scan_launch(const KdaTrainCudaArgs& args, int dim, CUstream_st* stream);
+int kda_train_scan_launch(const KdaTrainCudaArgs& args, int dim, int parts, CUstream_st* stream);  // parts: kda_train_scan_parts
 int kda_train_grads_launch(const KdaTrainCudaArgs& args, int dim, CUstream_st* stream);
 int kda_train_sums_launch(const KdaTrainCudaArgs& args, int dim, CUstream_st* stream);
 
