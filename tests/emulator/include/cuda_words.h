@@ -109,7 +109,9 @@ inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
 inline float rsqrtf(float x) { return 1 / std::sqrt(x); }
 inline float __fdividef(float a, float b) { return a / b; }
 inline float emulated_exp(float x) { return std::exp(x); }
+inline float emulated_log2(float x) { return std::log2(x); }
 #define __expf emulated_exp  // glibc has one of that name
+#define __log2f emulated_log2
 inline unsigned __byte_perm(unsigned x, unsigned y, unsigned which) {
   const uint64_t bytes = uint64_t{y} << 32 | x;
   unsigned out = 0;
@@ -125,6 +127,14 @@ T __ldcg(const T* p) {
 template <class T>
 T __ldg(const T* p) {
   return *p;
+}
+template <class T>
+T __ldcs(const T* p) {
+  return *p;
+}
+template <class T>
+void __stcs(T* p, T x) {
+  *p = x;
 }
 template <class T, class Change>
 T emulated_atomic(T* p, const Change& change) {

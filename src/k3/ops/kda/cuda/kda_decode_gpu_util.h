@@ -205,12 +205,8 @@ class StepDevice {
   bool conv_is(int64_t slot, const RequestState& s) const { return conv_bytes_of(slot) == encode(joined(s), p_.conv_bf16); }
   void put(int64_t slot, const RequestState& s) const {
     const std::vector<uint8_t> state = encode(s.state, p_.state_bf16), conv = encode(joined(s), p_.conv_bf16);
-    gpu_check(
-        cudaMemcpy(state_.data() + slot * state_stride_ * state_bytes(), state.data(), state.size(), cudaMemcpyHostToDevice),
-        "put");
-    gpu_check(
-        cudaMemcpy(conv_.data() + slot * conv_stride_ * conv_bytes(), conv.data(), conv.size(), cudaMemcpyHostToDevice),
-        "put");
+    state_.set_at(slot * state_stride_ * state_bytes(), state);
+    conv_.set_at(slot * conv_stride_ * conv_bytes(), conv);
   }
 
  private:
@@ -235,9 +231,7 @@ class StepDevice {
   }
   static std::vector<uint8_t> bytes(const DeviceArray<uint8_t>& pool, int64_t slot, int64_t count, int64_t stride,
                                     int64_t size) {
-    std::vector<uint8_t> out(static_cast<size_t>(count * size));
-    gpu_check(cudaMemcpy(out.data(), pool.data() + slot * stride * size, out.size(), cudaMemcpyDeviceToHost), "get");
-    return out;
+    return pool.get_at(slot * stride * size, count * size);
   }
 
   StepProblem& p_;

@@ -211,7 +211,7 @@ __global__ void __launch_bounds__(kVerifyThreads, kTokens == 8 ? 2 : 1)
   using X = std::conditional_t<kBulk, BulkTile, Tile<State>>;
   constexpr int kGroups = kTokens / 8, kPer = kTokens / kVerifyWarps;
   static_assert(kVerifyWarps * 16 == kDim);
-  extern __shared__ __align__(1024) uint8_t memory[];
+  K3_SHARED_BYTES(memory, 1024);
   auto& block = *reinterpret_cast<std::conditional_t<kBulk, BulkBlock, VerifyBlock<State, kTokens>>*>(memory);
   auto& s = shared_of<kTokens>(block);
 
@@ -219,7 +219,7 @@ __global__ void __launch_bounds__(kVerifyThreads, kTokens == 8 ? 2 : 1)
   VerifyLane l;
   // Read again in each stretch between barriers: kept in registers there are too many, and what is spilled comes back from L2.
   const auto who = [&] {
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(tid));
+    tid = thread_again();
     l.warp = tid / 32, l.lane = tid % 32;
     g = l.lane / 4, t = l.lane % 4;
   };

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "k3/ops/kda/cuda/kda_decode_device.cuh"
+#include "k3/ops/kda/cuda/kda_verify_words.cuh"
 
 namespace k3::ops::cuda {
 
@@ -27,12 +28,6 @@ __device__ __forceinline__ int commit_place(int p) {
   return 16 * (2 * (p / 16) + (p % 4) / 2) + 2 * (2 * ((p % 16) / 4) + p % 2);
 }
 __device__ __forceinline__ float2 load2(const float* from) { return *reinterpret_cast<const float2*>(from); }
-// Keeps the compiler from deriving an address anew at each use.
-template <class T>
-__device__ __forceinline__ T* hold(T* p) {
-  asm volatile("" : "+l"(p));
-  return p;
-}
 
 // What a block knows of a request and head. A request without a slot has no tokens, accepted or new, here, and `dead` rows
 // to clear.
@@ -86,13 +81,6 @@ struct VerifyLane {
 // ---- products of values split in two, x = high + low ----
 
 __device__ __forceinline__ float high_part(float x) { return __uint_as_float(__float_as_uint(x) & 0xFFFFE000U); }
-
-// The product itself would cut the lower bits off.
-__device__ __forceinline__ float tf32_nearest(float x) {
-  uint32_t bits;
-  asm("cvt.rna.tf32.f32 %0, %1;\n" : "=r"(bits) : "f"(x));
-  return __uint_as_float(bits);
-}
 
 struct Left {
   float high[4], low[4];

@@ -1,170 +1,9 @@
 #include <gtest/gtest.h>
 
-#include "k3/ops/kda/cuda/kda_decode_gpu_util.h"
+#include "k3/ops/kda/cuda/kda_verify_session_test.h"
 
 namespace k3::ops::cuda {
 namespace {
-
-constexpr double kOutTolerance = 3e-3;  // kda_verify_cuda.h
-constexpr double state_tolerance(bool bf16) { return bf16 ? 3e-3 : 1e-5; }
-
-KdaCase plain(int64_t heads) {
-  KdaCase c;
-  c.name = "normal";
-  c.heads = heads;
-  return c;
-}
-
-struct Cycle {
-  std::vector<int32_t> accepted, counts;  // of the old window; rows of the new one
-  std::vector<int32_t> boundary = {};     // with exports
-};
-
-// A session of windows against the reference. After each commit the reference goes on from the kernel's state.
-class Session {
- public:
-  Session(const KdaCase& shape, int64_t requests, int max_tokens, int64_t rows, bool state_bf16, bool conv_bf16,
-          uint64_t seed)
-      : p_(shape, rows, requests, state_bf16, conv_bf16, seed),
-        d_(p_),
-        max_tokens_(max_tokens),
-        committed_(p_.initial),
-        window_stride_(p_.width * max_tokens),
-        u_(d_.slot_count() * (window_stride_ + 8)),
-        inputs_(d_.slot_count() * (4 * window_stride_ + 16)),
-        offsets_(requests + 1),
-        accepted_(requests),
-        boundary_(requests),
-        export_(requests),
-        first_(static_cast<size_t>(requests), 0) {}
-
-  WorstRatios* worst = nullptr;
-  bool separate = false;  // each window in two calls: commit, then verify with nothing accepted
-  bool dependent = false;
-  int32_t form = 0;  // 1: states without the copy engine
-  StepDevice& device() { return d_; }
-  StepProblem& problem() { return p_; }
-
-  void run(const Cycle& cycle, const std::string& what) {
-    std::vector<int32_t> offsets = {0}, exports;
-    for (const int32_t n : cycle.counts) offsets.push_back(offsets.back() + n);
-    for (size_t r = 0; r < cycle.boundary.size(); ++r) exports.push_back(free_slot(static_cast<int64_t>(r)));
-    offsets_.set(offsets);
-    accepted_.set(cycle.accepted);
-    if (!cycle.boundary.empty()) boundary_.set(cycle.boundary), export_.set(exports);
-    const bool exporting = !cycle.boundary.empty();
-    if (separate) {
-      ASSERT_TRUE(kda_commit_cuda(commit_args(exporting), nullptr).ok());
-      gpu_sync();
-      accepted_.set(std::vector<int32_t>(cycle.accepted.size(), 0));
-      ASSERT_TRUE(kda_verify_cuda(verify_args(false), nullptr).ok());
-    } else {
-      ASSERT_TRUE(kda_verify_cuda(verify_args(exporting), nullptr).ok());
-    }
-    gpu_sync();
-    check(cycle, offsets, exports, what);
-    row_ += offsets.back();
-  }
-  // The commit alone.
-  void finish(const std::vector<int32_t>& accepted, const std::vector<int32_t>& boundary, const std::string& what) {
-    std::vector<int32_t> exports;
-    for (size_t r = 0; r < boundary.size(); ++r) exports.push_back(free_slot(static_cast<int64_t>(r)));
-    accepted_.set(accepted);
-    boundary_.set(boundary);
-    export_.set(exports);
-    ASSERT_TRUE(kda_commit_cuda(commit_args(true), nullptr).ok());
-    gpu_sync();
-    check({accepted, std::vector<int32_t>(accepted.size(), 0), boundary}, std::vector<int32_t>(accepted.size() + 1, 0),
-          exports, what);
-    EXPECT_TRUE(d_.untouched(1)) << what;
-    EXPECT_TRUE(d_.guards_intact() && u_.guards_intact() && inputs_.guards_intact()) << what;
-  }
-
-  KdaVerifyArgs verify_args(bool exporting) const {
-    KdaVerifyArgs a{};
-    a.weights = d_.weights(), a.rows = d_.rows(row_), a.offsets = offsets_.data(), a.slots = d_.slot_args();
-    a.window = window(), a.commit = commit(exporting), a.batch = static_cast<int32_t>(p_.requests);
-    a.launch.dependent = dependent ? 1 : 0;
-    a.launch.form = form;
-    return a;
-  }
-  KdaCommitArgs commit_args(bool exporting) const {
-    KdaCommitArgs a{};
-    a.weights = d_.weights(), a.slots = d_.slot_args(), a.window = window(), a.commit = commit(exporting);
-    a.batch = static_cast<int32_t>(p_.requests);
-    return a;
-  }
-  void set_counts(const std::vector<int32_t>& accepted, const std::vector<int32_t>& offsets) const {
-    accepted_.set(accepted);
-    offsets_.set(offsets);
-  }
-
-  void check(const Cycle& cycle, const std::vector<int32_t>& offsets, const std::vector<int32_t>& exports,
-             const std::string& what) {
-    for (size_t r = 0; r < cycle.accepted.size(); ++r) {
-      const std::string text = fmt::format("{} T {} H {} {} row {} request {} accepted {}", what, max_tokens_, p_.heads,
-                                           p_.state_bf16 ? "bf16" : "f32", row_, r, cycle.accepted[r]);
-      const int32_t slot = d_.slots[r];
-      std::vector<float> out(static_cast<size_t>(std::max(max_tokens_, 1) * p_.width));
-      if (!cycle.boundary.empty()) {
-        RequestState s = committed_[r];
-        p_.advance(first_[r], cycle.boundary[r], s, out.data());
-        expect_state(exports[r], s, cycle.boundary[r], text + " export");
-      }
-      p_.advance(first_[r], cycle.accepted[r], committed_[r], out.data());
-      committed_[r].state = expect_state(slot, committed_[r], cycle.accepted[r], text);
-      first_[r] = row_ + offsets[r];
-      const int64_t count = offsets[r + 1] - offsets[r];
-      if (count == 0) continue;
-      RequestState s = committed_[r];
-      p_.advance(first_[r], count, s, out.data());
-      out.resize(static_cast<size_t>(count * p_.width));
-      const double ratio = norm_ratio(d_.out(first_[r], count), out);
-      EXPECT_LE(ratio, kOutTolerance) << text;
-      if (worst != nullptr) worst->out = std::max(worst->out, ratio);
-    }
-  }
-
- private:
-  std::vector<float> expect_state(int64_t slot, const RequestState& s, int32_t tokens, const std::string& text) {
-    const std::vector<float> got = d_.state_of(slot);
-    const double ratio = norm_ratio(got, s.state);
-    EXPECT_LE(ratio, tokens == 0 ? 0 : state_tolerance(p_.state_bf16)) << text;
-    EXPECT_TRUE(d_.conv_is(slot, s)) << text;
-    if (worst != nullptr) worst->state = std::max(worst->state, ratio);
-    return got;
-  }
-  // Requests have even slots; exports go to the odd ones from 3 on.
-  int32_t free_slot(int64_t request) const {
-    return static_cast<int32_t>(2 * request + 3) % static_cast<int32_t>(d_.slot_count());
-  }
-  KdaWindow window() const {
-    KdaWindow w{};
-    w.u = u_.data(), w.u_stride = window_stride_ + 8;
-    w.inputs = inputs_.data(), w.inputs_stride = 4 * window_stride_ + 16;
-    w.max_tokens = max_tokens_;
-    return w;
-  }
-  KdaCommit commit(bool exporting) const {
-    KdaCommit c{};
-    c.accepted = accepted_.data();
-    if (exporting) c.boundary = boundary_.data(), c.export_slots = export_.data();
-    return c;
-  }
-
-  StepProblem p_;
-  StepDevice d_;
-  int max_tokens_;
-  std::vector<RequestState> committed_;
-  int64_t window_stride_;
-  DeviceArray<float> u_;
-  DeviceArray<uint16_t> inputs_;
-  DeviceArray<int32_t> offsets_, accepted_, boundary_, export_;
-  std::vector<int64_t> first_;  // row of each request's window
-  int64_t row_ = 0;
-};
-
-std::vector<int32_t> same(size_t n, int32_t value) { return std::vector<int32_t>(n, value); }
 
 TEST(KdaVerifyGpu, SanitizeEveryDtype) {
   K3_NEEDS_GPU();
@@ -173,7 +12,7 @@ TEST(KdaVerifyGpu, SanitizeEveryDtype) {
     for (const bool state_bf16 : {false, true}) {
       for (const int32_t form : {0, 1}) {
         if (state_bf16 && form != 0) continue;
-        Session s(plain(1), 3, 8, 30, state_bf16, conv_bf16, 3);
+        VerifySession s(plain(1), 3, 8, 30, state_bf16, conv_bf16, 3);
         s.worst = state_bf16 ? &bf16 : &f32;
         s.form = form;
         s.run({same(3, 0), {3, 8, 0}}, "first");
@@ -190,7 +29,7 @@ TEST(KdaVerifyGpu, ManyPairs) {
   K3_NEEDS_GPU();
   for (const int32_t form : {0, 1}) {
     WorstRatios worst(fmt::format("verify many form {}", form));
-    Session s(plain(96), 7, 8, 2 * 56, false, true, 31);
+    VerifySession s(plain(96), 7, 8, 2 * 56, false, true, 31);
     s.worst = &worst;
     s.form = form;
     s.run({same(7, 0), same(7, 8)}, "first");
@@ -205,7 +44,7 @@ TEST(KdaVerifyGpu, EveryAcceptedCount) {
     const bool state_bf16 = kind == 2;
     for (const bool separate : {false, true}) {
       WorstRatios worst(fmt::format("replay T 8 {}{} form {}", state_bf16 ? "bf16" : "f32", separate ? " separate" : "", kind % 2));
-      Session s(plain(2), 9, 8, 3 * 72, state_bf16, true, 11);
+      VerifySession s(plain(2), 9, 8, 3 * 72, state_bf16, true, 11);
       s.worst = &worst;
       s.separate = separate;
       s.form = kind % 2;
@@ -224,7 +63,7 @@ TEST(KdaVerifyGpu, SixteenTokensAndAnyLength) {
   K3_NEEDS_GPU();
   for (const bool state_bf16 : {false, true}) {
     WorstRatios worst(fmt::format("replay T 16 {}", state_bf16 ? "bf16" : "f32"));
-    Session s(plain(1), 17, 16, 2 * 17 * 16 + 17 * 9, state_bf16, true, 12);
+    VerifySession s(plain(1), 17, 16, 2 * 17 * 16 + 17 * 9, state_bf16, true, 12);
     s.worst = &worst;
     std::vector<int32_t> up;
     for (int32_t i = 0; i <= 16; ++i) up.push_back(i);
@@ -240,7 +79,7 @@ TEST(KdaVerifyGpu, EveryInputSet) {
   WorstRatios f32("verify input sets f32"), bf16("verify input sets bf16");
   for (const KdaCase& c : kda_input_sets(1, 128, {1})) {
     for (const bool state_bf16 : {false, true}) {
-      Session s(c, 2, 8, 32, state_bf16, true, 21);
+      VerifySession s(c, 2, 8, 32, state_bf16, true, 21);
       s.worst = state_bf16 ? &bf16 : &f32;
       s.run({same(2, 0), same(2, 8)}, c.name + " first");
       s.run({{8, 5}, same(2, 8)}, c.name + " second");
@@ -252,28 +91,16 @@ TEST(KdaVerifyGpu, EveryInputSet) {
 TEST(KdaVerifyGpu, HeadsOfTheModelAndNegativeSlots) {
   K3_NEEDS_GPU();
   WorstRatios worst("verify heads");
-  Session s(plain(12), 3, 8, 3 * 12, false, true, 5);
+  VerifySession s(plain(12), 3, 8, 3 * 12, false, true, 5);
   s.worst = &worst;
   s.run({same(3, 0), same(3, 6)}, "first");
-  StepDevice& d = s.device();
-  const std::vector<int32_t> slots = d.slots;
-  const std::vector<uint8_t> state = d.state_bytes_of(slots[1]), conv = d.conv_bytes_of(slots[1]);
-  d.set_slots({slots[0], -1, slots[2]});
-  s.set_counts(same(3, 4), {0, 6, 12, 18});
-  d.poison_out();
-  KdaVerifyArgs args = s.verify_args(false);
-  ASSERT_TRUE(kda_verify_cuda(args, nullptr).ok());
-  gpu_sync();
-  EXPECT_EQ(d.state_bytes_of(slots[1]), state);
-  EXPECT_EQ(d.conv_bytes_of(slots[1]), conv);
-  for (const float x : d.out(18 + 6, 6)) ASSERT_EQ(x, 0);
-  for (const float x : d.out(18, 6)) ASSERT_TRUE(std::isfinite(x));
+  s.check_negative_slot();
 }
 
 // One captured cycle, replayed with other counts and slots.
 TEST(KdaVerifyGpu, GraphReplay) {
   K3_NEEDS_GPU();
-  Session s(plain(2), 3, 8, 24, false, true, 8);
+  VerifySession s(plain(2), 3, 8, 24, false, true, 8);
   s.dependent = true;
   StepDevice& d = s.device();
   cudaStream_t stream = nullptr;
@@ -286,8 +113,8 @@ TEST(KdaVerifyGpu, GraphReplay) {
   ASSERT_TRUE(kda_verify_cuda(args, stream).ok());
   gpu_check(cudaStreamEndCapture(stream, &graph), "capture");
   gpu_check(cudaGraphInstantiate(&exec, graph, 0), "graph");
-  const std::vector<Cycle> cycles = {{{0, 0, 0}, {8, 8, 8}}, {{3, 0, 8}, {8, 4, 1}}, {{8, 4, 0}, {2, 2, 2}}};
-  for (const Cycle& cycle : cycles) {
+  const std::vector<VerifyCycle> cycles = {{{0, 0, 0}, {8, 8, 8}}, {{3, 0, 8}, {8, 4, 1}}, {{8, 4, 0}, {2, 2, 2}}};
+  for (const VerifyCycle& cycle : cycles) {
     std::vector<int32_t> offsets = {0};
     for (const int32_t n : cycle.counts) offsets.push_back(offsets.back() + n);
     s.set_counts(cycle.accepted, offsets);
