@@ -84,9 +84,10 @@ TEST(KdaVerifyEmulated, NegativeSlot) {
 TEST(KdaVerifyEmulated, Schedules) {
   for (const Kind& kind : kKinds) {
     for (uint32_t seed = 100; seed < 112; ++seed) {
-      pace(seed, 5000);
+      pace(seed, 20000);
       VerifySession s(plain(1), 1, 8, 24, kind.state_bf16, seed % 2 == 0, seed);
       s.form = kind.form;
+      s.dependent = s.early = seed % 3 == 0;
       s.run({{0}, {8}}, "first");
       s.run({{5}, {7}, {3}}, "second");
       s.run({{7}, {8}}, "third");

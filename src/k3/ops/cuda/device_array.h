@@ -32,7 +32,8 @@ inline void gpu_check(int code, std::string_view what) {  // of a test's own cal
 
 inline void gpu_sync() { gpu_check(cudaDeviceSynchronize(), "synchronize"); }
 
-// count elements of T on the device. Fresh memory is NaN in every floating format (0xFF bytes); 256 guard bytes on both sides.
+// count elements of T on the device. Fresh memory is NaN in every floating format (0xFF bytes); 256 guard bytes on both
+// sides.
 template <class T>
 class DeviceArray {
  public:
@@ -66,7 +67,8 @@ class DeviceArray {
   }
   std::vector<T> get_at(int64_t first, int64_t count) const {  // waits for the device
     std::vector<T> host(static_cast<size_t>(count));
-    gpu_check(cudaMemcpy(host.data(), data() + first, host.size() * sizeof(T), cudaMemcpyDeviceToHost), "copy from the device");
+    gpu_check(cudaMemcpy(host.data(), data() + first, host.size() * sizeof(T), cudaMemcpyDeviceToHost),
+              "copy from the device");
     return host;
   }
   bool guards_intact() const {

@@ -55,8 +55,8 @@ typedef struct KdaSlots {
 
 typedef struct KdaLaunch {
   int32_t dependent;    // programmatic dependent launch: may start while the kernel before it in the stream still runs
-  int32_t early_state;  // with it: all but the rows (slots, states, counts, windows) was complete before the kernel just
-                        // before in the stream began
+  int32_t early_state;  // with it: all but KdaRows (slots, states, counts, windows, the last call's rows) was complete before
+                        // the kernel just before in the stream began
   int32_t form;         // 0: chosen; else, in tests and benches: one of kda_decode_config.h, of verify 1: without the copy engine
 } KdaLaunch;
 
@@ -80,20 +80,25 @@ typedef struct KdaDecodeArgs {
   KdaLowRank low;
 } KdaDecodeArgs;
 
-// What a window leaves for its commit: u, FP32, per slot [H, max_tokens, 128]; and its inputs q, k, v (before the convolution)
-// and z, BF16, per slot [max_tokens, 4, H * 128], of which the commit makes keys and decays anew.
+// What a call leaves of its windows for their commit beside their rows: u, FP32, per slot [H, max_tokens, 128].
 typedef struct KdaWindow {
   float* u;
   int64_t u_stride;
-  void* inputs;
-  int64_t inputs_stride;
   int32_t max_tokens;  // 8 or 16
 } KdaWindow;
 
-// accepted [B]: so many tokens of the window in the slot are committed first. boundary [B], export_slots [B] (null: none):
-// the state after boundary tokens, 0 .. accepted, goes to this slot, below 0 to none; conv state alike.
+// The windows of the last call. accepted [B]: so many tokens of a request's window are committed first. x, z: the rows of that
+// call as KdaRows had them, first_rows [B]: where in them a window begins; keys and decays of accepted tokens and the conv
+// state are made of these. Aligned to 16 bytes, strides a multiple of 8, never null: where nothing is accepted nothing is
+// read, and the new rows will do. boundary [B], export_slots [B] (null: none): the state after boundary tokens, 0 ..
+// accepted, goes to this slot, below 0 to none; conv state alike.
 typedef struct KdaCommit {
   const int32_t* accepted;
+  const void* x[3];
+  int64_t x_stride[3];
+  const void* z;
+  int64_t z_stride;
+  const int32_t* first_rows;
   const int32_t* boundary;
   const int32_t* export_slots;
 } KdaCommit;
@@ -103,13 +108,13 @@ typedef struct KdaVerifyArgs {
   KdaRows rows;            // rows offsets[r] .. offsets[r + 1] - 1 are the window of request r, at most max_tokens
   const int32_t* offsets;  // [B + 1]
   KdaSlots slots;
-  KdaWindow window;  // read for the commit, then replaced by the new window
+  KdaWindow window;  // read for the commit, then replaced by that of the new window
   KdaCommit commit;
   KdaLaunch launch;
   int32_t batch;
 } KdaVerifyArgs;
 
-// Commit alone; the window is left as it is, accepted must not be applied again. Of the weights: taps[1], a_log, dt_bias,
+// Commit alone; window and rows are left as they are, accepted must not be applied again. Of the weights: taps[1], a_log, dt_bias,
 // lower_bound, heads.
 typedef struct KdaCommitArgs {
   KdaWeights weights;

@@ -27,18 +27,17 @@ class StepBuffers {
         max_tokens_(max_tokens),
         state_bf16_(state_bf16),
         wide_(5 * width_ + (heads + 7) / 8 * 8),
-        x_(copies * rows * wide_),
+        sets_(max_tokens == 0 ? 1 : 2),
+        x_(sets_ * copies * rows * wide_),
         out_(copies * rows * width_),
         taps_(width_ * 12),
         small_(width_ * 2),
         state_(copies * batch * width_ * 128 * (state_bf16 ? 1 : 2)),
         conv_(copies * batch * 9 * width_),
-        u_(copies * batch * width_ * max_tokens),
-        inputs_(copies * batch * width_ * 4 * max_tokens) {
+        u_(copies * batch * width_ * max_tokens) {
     fill(x_.data(), x_.size(), 1);
     fill(state_.data(), state_.size(), 0.05F);
     fill(conv_.data(), conv_.size(), 1);
-    fill(inputs_.data(), inputs_.size(), 1);
     taps_.set(random_normal(taps_.size(), 1, 0.5F));
     small_.set(random_normal(small_.size(), 2, 0.5F));
     if (max_tokens > 0) {
@@ -65,12 +64,21 @@ class StepBuffers {
   }
   KdaRows rows(int64_t i) const {
     KdaRows r{};
-    const uint16_t* x = x_.data() + i % copies_ * rows_ * wide_;
+    const uint16_t* x = x_of(i);
     for (int64_t part = 0; part < 3; ++part) r.x[part] = x + part * width_, r.x_stride[part] = wide_;
     r.z = x + 3 * width_, r.gate = x + 4 * width_, r.beta = x + 5 * width_;
     r.z_stride = r.gate_stride = r.beta_stride = wide_;
     r.out = out_.data() + i % copies_ * rows_ * width_, r.out_stride = width_;
     return r;
+  }
+  // Of windows: the rows of the call of the same copy before, which first_rows (of the device) names.
+  KdaCommit commit(int64_t i, const int32_t* accepted, const int32_t* first_rows) const {
+    KdaCommit c{};
+    const uint16_t* x = x_of(i + copies_);
+    for (int64_t part = 0; part < 3; ++part) c.x[part] = x + part * width_, c.x_stride[part] = wide_;
+    c.z = x + 3 * width_, c.z_stride = wide_;
+    c.accepted = accepted, c.first_rows = first_rows;
+    return c;
   }
   KdaSlots slots(int64_t i) const {
     KdaSlots s{};
@@ -85,12 +93,12 @@ class StepBuffers {
     KdaWindow w{};
     const int64_t first = i % copies_ * batch_;
     w.u_stride = width_ * max_tokens_, w.u = u_.data() + first * w.u_stride;
-    w.inputs_stride = width_ * 4 * max_tokens_, w.inputs = inputs_.data() + first * w.inputs_stride;
     w.max_tokens = max_tokens_;
     return w;
   }
 
  private:
+  const uint16_t* x_of(int64_t i) const { return x_.data() + i % (sets_ * copies_) * rows_ * wide_; }
   static void fill(uint16_t* x, int64_t count, float scale) {
     gpu_check(fill_normal_bf16(x, count, 5, scale, nullptr).code, "fill");
   }
@@ -98,12 +106,11 @@ class StepBuffers {
   int64_t batch_, heads_, rows_, width_, copies_;
   int max_tokens_;
   bool state_bf16_;
-  int64_t wide_;
+  int64_t wide_, sets_;  // sets of rows a copy, which windows take in turn
   DeviceArray<uint16_t> x_, out_;
   DeviceArray<float> taps_, small_;
   DeviceArray<uint16_t> state_, conv_;
   DeviceArray<float> u_;
-  DeviceArray<uint16_t> inputs_;
   DeviceArray<int32_t> slots_;
 };
 

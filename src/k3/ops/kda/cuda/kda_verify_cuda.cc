@@ -8,25 +8,27 @@
 namespace k3::ops::cuda {
 namespace {
 
+void check_row(const void* p, int64_t stride, int64_t heads) {  // copies take 16 bytes
+  K3_CHECK(p != nullptr && reinterpret_cast<uintptr_t>(p) % 16 == 0 && stride % 8 == 0 && stride >= heads * 128,
+           "kda_verify: a row at {}, stride {}", p, stride);
+}
+
+void check_new_rows(const KdaRows& r, int64_t heads) {
+  check_kda_rows(r, heads);
+  for (int i = 0; i < 3; ++i) check_row(r.x[i], r.x_stride[i], heads);
+  check_row(r.z, r.z_stride, heads);
+  check_row(r.gate, r.gate_stride, heads);
+}
+
 void check_window(const KdaWindow& w, const KdaCommit& commit, int64_t heads) {
   K3_CHECK(w.max_tokens == 8 || w.max_tokens == 16, "kda_verify: windows of {} tokens", w.max_tokens);
   K3_CHECK(w.u != nullptr && reinterpret_cast<uintptr_t>(w.u) % 16 == 0 && w.u_stride % 4 == 0 &&
                w.u_stride >= heads * w.max_tokens * 128,
            "kda_verify: u, stride {}", w.u_stride);
-  K3_CHECK(w.inputs != nullptr && reinterpret_cast<uintptr_t>(w.inputs) % 16 == 0 && w.inputs_stride % 8 == 0 &&
-               w.inputs_stride >= heads * w.max_tokens * 4 * 128,
-           "kda_verify: inputs, stride {}", w.inputs_stride);
-  K3_CHECK(commit.accepted != nullptr && (commit.export_slots == nullptr || commit.boundary != nullptr),
-           "kda_verify: commit counts");
-}
-
-void check_bulk_rows(const KdaRows& r) {  // bulk copies take 16 bytes at least
-  for (const void* p : {r.x[0], r.x[1], r.x[2], r.z, r.gate}) {
-    K3_CHECK(reinterpret_cast<uintptr_t>(p) % 16 == 0, "kda_verify: a row at {}", p);
-  }
-  for (const int64_t stride : {r.x_stride[0], r.x_stride[1], r.x_stride[2], r.z_stride, r.gate_stride}) {
-    K3_CHECK(stride % 8 == 0, "kda_verify: row stride {}", stride);
-  }
+  for (int i = 0; i < 3; ++i) check_row(commit.x[i], commit.x_stride[i], heads);
+  check_row(commit.z, commit.z_stride, heads);
+  K3_CHECK(commit.accepted != nullptr && commit.first_rows != nullptr, "kda_verify: no accepted counts or first rows");
+  K3_CHECK(commit.export_slots == nullptr || commit.boundary != nullptr, "kda_verify: exports at no boundary");
 }
 
 // The copy engine knows no bounds but these, and slots are read from device memory: any number of them.
@@ -44,13 +46,13 @@ CudaStatus kda_verify_cuda(const KdaVerifyArgs& args, Stream stream) {
   const int64_t heads = args.weights.heads;
   if (args.batch == 0 || heads == 0) return {};
   check_kda_weights(args.weights);
-  check_kda_rows(args.rows, heads);
+  check_new_rows(args.rows, heads);
   check_kda_slots(args.slots, heads);
   check_window(args.window, args.commit, heads);
-  check_bulk_rows(args.rows);
   K3_CHECK(args.offsets != nullptr, "kda_verify: no offsets");
   CUtensorMap states;
-  const bool bulk = args.launch.form != 1 && args.slots.state_bf16 == 0 && args.window.max_tokens == 8 && map_states(args.slots, heads, &states) == 0;
+  const bool bulk = args.launch.form != 1 && args.slots.state_bf16 == 0 && args.window.max_tokens == 8 &&
+                    map_states(args.slots, heads, &states) == 0;
   return {kda_verify_launch(args, bulk ? &states : nullptr, stream)};
 }
 

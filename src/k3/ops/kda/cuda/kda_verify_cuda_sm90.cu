@@ -17,6 +17,7 @@ __device__ __forceinline__ VerifyPair load_pair(const KdaVerifyArgs& args, int p
   p.head = pair - request * args.weights.heads;
   p.slot = args.slots.slots[request];
   p.accepted = max(0, min(args.commit.accepted[request], kTokens));
+  p.old_row0 = args.commit.first_rows[request];
   p.export_slot = -1;
   if (args.commit.export_slots != nullptr) {
     p.export_slot = args.commit.export_slots[request];
@@ -46,10 +47,14 @@ __device__ __forceinline__ float* u_of(const KdaVerifyArgs& args, const VerifyPa
 __device__ __forceinline__ int64_t conv_at(const KdaVerifyArgs& args, int slot, int head, int row) {
   return slot * args.slots.conv_stride + (row * args.weights.heads + head) * kDim;
 }
-// Inputs of token `token` of the last window, part `part`: q, k, v, z.
-__device__ __forceinline__ __nv_bfloat16* inputs_of(const KdaVerifyArgs& args, const VerifyPair& p, int token, int part) {
-  return static_cast<__nv_bfloat16*>(args.window.inputs) + p.slot * args.window.inputs_stride +
-         ((token * 4 + part) * args.weights.heads + p.head) * kDim;
+// Row `row` of `rows`, from `channel` on.
+__device__ __forceinline__ const __nv_bfloat16* row_of(const void* rows, int64_t stride, int row, int channel) {
+  return static_cast<const __nv_bfloat16*>(rows) + row * stride + channel;
+}
+// Inputs q, k or v (part) of a token of the last window, from the head's channel `channel` on.
+__device__ __forceinline__ const __nv_bfloat16* old_row(const KdaVerifyArgs& args, const VerifyPair& p, int part, int token,
+                                                        int channel) {
+  return row_of(args.commit.x[part], args.commit.x_stride[part], p.old_row0 + token, p.head * kDim + channel);
 }
 
 // Row `row` (3 part + 0 for the oldest ..) of the conv state after `count` tokens of the window, 4 values from `channel`.
@@ -59,7 +64,7 @@ __device__ __forceinline__ void conv_row(const KdaVerifyArgs& args, const Verify
   if (at < 3) {
     load_conv(args.slots, conv_at(args, p.slot, p.head, part * 3 + at) + channel, x);
   } else {
-    load4(inputs_of(args, p, at - 3, part) + channel, x);
+    load4(old_row(args, p, part, at - 3, channel), x);
   }
 }
 
@@ -77,27 +82,29 @@ __device__ __forceinline__ void ask_weights(const KdaWeights& w, int head, const
   if (kWindow && tid < 32) cp_async<16>(shared_address(&s.norm[4 * tid]), w.norm + 4 * tid);
 }
 
-// Asks for everything but weights, state and rows; the conv inputs before the window are those of conv state and old window.
+// Asks for everything but weights, state and new rows; the conv inputs before the window are those of conv state and old rows.
 // Rows 9 .. 11 are the inputs of keys before the old window.
 template <int kTokens, bool kWindow>
 __device__ __forceinline__ void ask(const KdaVerifyArgs& args, const VerifyPair& p, const VerifyLane& l,
                                     VerifyShared<kTokens>& s) {
   const bool upper = l.lane >= 16;
   const int chunk = 8 * (l.lane % 16);
+  const KdaCommit& old = args.commit;
 #pragma unroll
   for (int n = 0; n < kTokens / kVerifyWarps; ++n) {
     const int token = l.warp + n * kVerifyWarps;
     if (token >= p.accepted) continue;
     cp_async<16>(shared_address(&s.u[token][4 * l.lane]), u_of<kTokens>(args, p) + token * kDim + 4 * l.lane);
     cp_async<16>(shared_address(upper ? &s.old_z[token][chunk] : &s.old_keys[3 + token][chunk]),
-                 inputs_of(args, p, token, upper ? 3 : 1) + chunk);
+                 row_of(upper ? old.z : old.x[1], upper ? old.z_stride : old.x_stride[1], p.old_row0 + token,
+                        p.head * kDim + chunk));
   }
   const int row = 2 * l.warp + upper;
   if (row >= 12) return;
   const int part = row < 9 ? row / 3 : 1, at = row < 9 ? p.accepted + row % 3 : row - 9;
   const void* from =
       static_cast<const __nv_bfloat16*>(args.slots.conv) + conv_at(args, p.slot, p.head, part * 3 + at) + chunk;
-  if (at >= 3) from = inputs_of(args, p, at - 3, part) + chunk;
+  if (at >= 3) from = old_row(args, p, part, at - 3, chunk);
   if (at >= 3 || args.slots.conv_bf16 != 0)
     cp_async<16>(shared_address(row < 9 ? &s.rows[part][row % 3][chunk] : &s.old_keys[row - 9][chunk]), from);
 }
@@ -112,10 +119,9 @@ __device__ __forceinline__ void ask_rows(const KdaRows& rows, const VerifyPair& 
   for (int n = 0; n < kTokens / kVerifyWarps; ++n) {
     const int token = l.warp + n * kVerifyWarps;
     if (token >= p.count) continue;
-    const int64_t row = p.row0 + token;
+    const int row = p.row0 + token;
     const auto copy = [&](int kind, const void* from, int64_t stride) {
-      cp_async<16>(shared_address(&s.rows[kind][3 + token][chunk]),
-                   static_cast<const __nv_bfloat16*>(from) + row * stride + channel);
+      cp_async<16>(shared_address(&s.rows[kind][3 + token][chunk]), row_of(from, stride, row, channel));
     };
     copy(upper ? 1 : 0, upper ? rows.x[1] : rows.x[0], upper ? rows.x_stride[1] : rows.x_stride[0]);
     copy(upper ? 3 : 2, upper ? rows.z : rows.x[2], upper ? rows.z_stride : rows.x_stride[2]);
@@ -124,39 +130,26 @@ __device__ __forceinline__ void ask_rows(const KdaRows& rows, const VerifyPair& 
   }
 }
 
-// The conv state after the commit, and the inputs of the new window.
-template <int kTokens, bool kWindow>
-__device__ __forceinline__ void store_inputs(const KdaVerifyArgs& args, const VerifyPair& p, const VerifyLane& l,
-                                             const VerifyShared<kTokens>& s) {
-  const int half = l.lane / 16, chunk = 8 * (l.lane % 16), row = 2 * l.warp + half;
-  if (p.accepted > 0 && row < 9) {
-    const int64_t to = conv_at(args, p.slot, p.head, row) + chunk;
-    const __nv_bfloat16* from = &s.rows[row / 3][row % 3][chunk];
-    if (args.slots.conv_bf16 != 0) {
-      *reinterpret_cast<uint4*>(static_cast<__nv_bfloat16*>(args.slots.conv) + to) = *reinterpret_cast<const uint4*>(from);
-    } else {
-      for (int i = 0; i < 8; i += 4) {
-        float x[4];
-        if (p.accepted + row % 3 < 3) {
-          load4(&s.before[row][chunk + i], x);
-        } else {
-          load4(from + i, x);
-        }
-        store4(static_cast<float*>(args.slots.conv) + to + i, x);
-      }
-    }
+// The conv state after the commit.
+template <int kTokens>
+__device__ __forceinline__ void store_tails(const KdaVerifyArgs& args, const VerifyPair& p, const VerifyLane& l,
+                                            const VerifyShared<kTokens>& s) {
+  const int chunk = 8 * (l.lane % 16), row = 2 * l.warp + l.lane / 16;
+  if (p.accepted == 0 || row >= 9) return;
+  const int64_t to = conv_at(args, p.slot, p.head, row) + chunk;
+  const __nv_bfloat16* from = &s.rows[row / 3][row % 3][chunk];
+  if (args.slots.conv_bf16 != 0) {
+    *reinterpret_cast<uint4*>(static_cast<__nv_bfloat16*>(args.slots.conv) + to) = *reinterpret_cast<const uint4*>(from);
+    return;
   }
-  if constexpr (kWindow) {
-#pragma unroll
-    for (int n = 0; n < kTokens / kVerifyWarps; ++n) {
-      const int token = l.warp + n * kVerifyWarps;
-      if (token >= p.count) continue;
-#pragma unroll
-      for (int part = half; part < 4; part += 2) {
-        __stcs(reinterpret_cast<uint4*>(inputs_of(args, p, token, part) + chunk),
-               *reinterpret_cast<const uint4*>(&s.rows[part][3 + token][chunk]));
-      }
+  for (int i = 0; i < 8; i += 4) {
+    float x[4];
+    if (p.accepted + row % 3 < 3) {
+      load4(&s.before[row][chunk + i], x);
+    } else {
+      load4(from + i, x);
     }
+    store4(static_cast<float*>(args.slots.conv) + to + i, x);
   }
 }
 
@@ -333,7 +326,7 @@ __global__ void __launch_bounds__(kVerifyThreads, kTokens == 8 ? 2 : 1)
     }
     __syncthreads();
   }
-  store_inputs<kTokens, kWindow>(args, p, l, s);
+  store_tails<kTokens>(args, p, l, s);
   __syncthreads();
   who();
   if (kWindow && tid < kVerifyThreads / 2) window_column<State, kTokens>(s, tid);

@@ -32,7 +32,7 @@ __device__ __forceinline__ float2 load2(const float* from) { return *reinterpret
 // What a block knows of a request and head. A request without a slot has no tokens, accepted or new, here, and `dead` rows
 // to clear.
 struct VerifyPair {
-  int head, slot, accepted, boundary, export_slot, row0, count, dead;
+  int head, slot, accepted, old_row0, boundary, export_slot, row0, count, dead;
 };
 
 template <int kTokens>
@@ -231,7 +231,7 @@ __device__ __forceinline__ void store_scaled(float* to, const float (&x)[4], flo
 }
 
 // The factors of the tokens, a warp a token and without a jump, so that the chains of its four convolutions and two decays run
-// side by side: kn and e^g of the last window, from the inputs it was computed from and by the same arithmetic, so to the bit
+// side by side: kn and e^g of the last window, from the rows it was computed from and by the same arithmetic, so to the bit
 // what it had (512 bytes a token to keep and read where the factors would be 1,024); and q, kn, e^g, v of this window. A
 // token that is not there has beta 0, key 0, decay 1: it changes nothing.
 template <int kTokens, bool kWindow, bool kConvBf16>

@@ -8,10 +8,10 @@
 namespace k3::ops::cuda {
 namespace {
 
-// floor: state read and written; u, keys and decay inputs of accepted tokens read; the new window's u and inputs written;
-// inputs and outputs, conv.
+// floor: state read and written; of accepted tokens u, keys and decay inputs read; of the new window q, k, v, z, gate and
+// beta read, u and out written; conv state read and written.
 double verify_bytes(double pairs, double state_bytes, double tokens, double accepted) {
-  return pairs * (2 * state_bytes + accepted * 1024 + tokens * (512 + 1024 + 6 * 256 + 2) + 4608);
+  return pairs * (2 * state_bytes + accepted * 1024 + tokens * (512 + 6 * 256 + 2) + 4608);
 }
 
 void verify_cases(Bench& bench) {
@@ -41,7 +41,8 @@ void verify_cases(Bench& bench) {
           bench.run(line, [&](cudaStream_t stream, int i) {
             KdaVerifyArgs a{};
             a.weights = buffers.weights(), a.rows = buffers.rows(i), a.offsets = offset_array.data();
-            a.slots = buffers.slots(i), a.window = buffers.window(i), a.commit.accepted = accepted_array.data();
+            a.slots = buffers.slots(i), a.window = buffers.window(i);
+            a.commit = buffers.commit(i, accepted_array.data(), offset_array.data());
             a.batch = batch, a.launch.form = form;
             gpu_check(kda_verify_cuda(a, stream).code, "kda_verify");
           });
@@ -52,7 +53,7 @@ void verify_cases(Bench& bench) {
         bench.run(line, [&](cudaStream_t stream, int i) {
           KdaCommitArgs a{};
           a.weights = buffers.weights(), a.slots = buffers.slots(i), a.window = buffers.window(i);
-          a.commit.accepted = accepted_array.data(), a.batch = batch;
+          a.commit = buffers.commit(i, accepted_array.data(), offset_array.data()), a.batch = batch;
           gpu_check(kda_commit_cuda(a, stream).code, "kda_commit");
         });
       }

@@ -27,23 +27,23 @@ struct VerifyCycle {
 class VerifySession {
  public:
   VerifySession(const KdaCase& shape, int64_t requests, int max_tokens, int64_t rows, bool state_bf16, bool conv_bf16,
-          uint64_t seed)
+                uint64_t seed)
       : p_(shape, rows, requests, state_bf16, conv_bf16, seed),
         d_(p_),
         max_tokens_(max_tokens),
         committed_(p_.initial),
         window_stride_(p_.width * max_tokens),
         u_(d_.slot_count() * (window_stride_ + 8)),
-        inputs_(d_.slot_count() * (4 * window_stride_ + 16)),
         offsets_(requests + 1),
         accepted_(requests),
         boundary_(requests),
         export_(requests),
-        first_(static_cast<size_t>(requests), 0) {}
+        first_rows_(requests),
+        first_(static_cast<size_t>(requests), kNowhere) {}
 
   WorstRatios* worst = nullptr;
   bool separate = false;  // each window in two calls: commit, then verify with nothing accepted
-  bool dependent = false;
+  bool dependent = false, early = false;
   int32_t form = 0;  // 1: states without the copy engine
   StepDevice& device() { return d_; }
   StepProblem& problem() { return p_; }
@@ -52,13 +52,12 @@ class VerifySession {
     std::vector<int32_t> offsets = {0}, exports;
     for (const int32_t n : cycle.counts) offsets.push_back(offsets.back() + n);
     for (size_t r = 0; r < cycle.boundary.size(); ++r) exports.push_back(free_slot(static_cast<int64_t>(r)));
-    offsets_.set(offsets);
-    accepted_.set(cycle.accepted);
+    set_counts(cycle.accepted, offsets);
     if (!cycle.boundary.empty()) boundary_.set(cycle.boundary), export_.set(exports);
     const bool exporting = !cycle.boundary.empty();
     if (separate) {
       ASSERT_TRUE(kda_commit_cuda(commit_args(exporting), nullptr).ok());
-        accepted_.set(std::vector<int32_t>(cycle.accepted.size(), 0));
+      accepted_.set(std::vector<int32_t>(cycle.accepted.size(), 0));
       ASSERT_TRUE(kda_verify_cuda(verify_args(false), nullptr).ok());
     } else {
       ASSERT_TRUE(kda_verify_cuda(verify_args(exporting), nullptr).ok());
@@ -70,14 +69,14 @@ class VerifySession {
   void finish(const std::vector<int32_t>& accepted, const std::vector<int32_t>& boundary, const std::string& what) {
     std::vector<int32_t> exports;
     for (size_t r = 0; r < boundary.size(); ++r) exports.push_back(free_slot(static_cast<int64_t>(r)));
-    accepted_.set(accepted);
+    set_counts(accepted, {});
     boundary_.set(boundary);
     export_.set(exports);
     ASSERT_TRUE(kda_commit_cuda(commit_args(true), nullptr).ok());
     check({accepted, std::vector<int32_t>(accepted.size(), 0), boundary}, std::vector<int32_t>(accepted.size() + 1, 0),
           exports, what);
     EXPECT_TRUE(d_.untouched(1)) << what;
-    EXPECT_TRUE(d_.guards_intact() && u_.guards_intact() && inputs_.guards_intact()) << what;
+    EXPECT_TRUE(d_.guards_intact() && u_.guards_intact()) << what;
   }
 
   // After one window of six tokens of each of three requests: the second has no slot any more.
@@ -98,7 +97,7 @@ class VerifySession {
     KdaVerifyArgs a{};
     a.weights = d_.weights(), a.rows = d_.rows(row_), a.offsets = offsets_.data(), a.slots = d_.slot_args();
     a.window = window(), a.commit = commit(exporting), a.batch = static_cast<int32_t>(p_.requests);
-    a.launch.dependent = dependent ? 1 : 0;
+    a.launch.dependent = dependent ? 1 : 0, a.launch.early_state = early ? 1 : 0;
     a.launch.form = form;
     return a;
   }
@@ -110,6 +109,7 @@ class VerifySession {
   }
   void set_counts(const std::vector<int32_t>& accepted, const std::vector<int32_t>& offsets) const {
     accepted_.set(accepted);
+    first_rows_.set(first_);
     offsets_.set(offsets);
   }
 
@@ -127,7 +127,7 @@ class VerifySession {
       }
       p_.advance(first_[r], cycle.accepted[r], committed_[r], out.data());
       committed_[r].state = expect_state(slot, committed_[r], cycle.accepted[r], text);
-      first_[r] = row_ + offsets[r];
+      first_[r] = static_cast<int32_t>(row_) + offsets[r];
       const int64_t count = offsets[r + 1] - offsets[r];
       if (count == 0) continue;
       RequestState s = committed_[r];
@@ -155,16 +155,20 @@ class VerifySession {
   KdaWindow window() const {
     KdaWindow w{};
     w.u = u_.data(), w.u_stride = window_stride_ + 8;
-    w.inputs = inputs_.data(), w.inputs_stride = 4 * window_stride_ + 16;
     w.max_tokens = max_tokens_;
     return w;
   }
   KdaCommit commit(bool exporting) const {
+    const KdaRows rows = d_.rows(0);
     KdaCommit c{};
-    c.accepted = accepted_.data();
+    c.accepted = accepted_.data(), c.first_rows = first_rows_.data();
+    c.z = rows.z, c.z_stride = rows.z_stride;
+    for (size_t i = 0; i < 3; ++i) c.x[i] = rows.x[i], c.x_stride[i] = rows.x_stride[i];
     if (exporting) c.boundary = boundary_.data(), c.export_slots = export_.data();
     return c;
   }
+
+  static constexpr int32_t kNowhere = INT32_MIN / 2;  // no row that could be read: before the first window nothing is
 
   StepProblem p_;
   StepDevice d_;
@@ -172,9 +176,8 @@ class VerifySession {
   std::vector<RequestState> committed_;
   int64_t window_stride_;
   DeviceArray<float> u_;
-  DeviceArray<uint16_t> inputs_;
-  DeviceArray<int32_t> offsets_, accepted_, boundary_, export_;
-  std::vector<int64_t> first_;  // row of each request's window
+  DeviceArray<int32_t> offsets_, accepted_, boundary_, export_, first_rows_;
+  std::vector<int32_t> first_;  // row of each request's window; all rows are there to the end
   int64_t row_ = 0;
 };
 

@@ -1,4 +1,5 @@
-// Internal to tests/emulator. Stands in front of src/k3/ops/cuda/device_array.h: memory of the emulated device is the host's.
+// Internal to tests/emulator. Stands in front of src/k3/ops/cuda/device_array.h: memory of the emulated device is the
+// host's.
 #pragma once
 
 #include <algorithm>
