@@ -2,7 +2,7 @@
 # position independent code; nothing but k3_* is visible.
 if(K3_HAVE_CUDA)
   file(GLOB_RECURSE _sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/k3/ops/*/cuda/*.cc)
-  list(FILTER _sources EXCLUDE REGEX "(_test|_bench|_dispatch|/off)\\.cc$")
+  list(FILTER _sources EXCLUDE REGEX "(_test|_bench|_dispatch|_train|/off)\\.cc$")
   foreach(_name ops/cuda/k3_kernels ops/cuda/launch ops/cuda/tensor_map ops/cuda/cublas_lt base/check base/log base/result base/rng tensor/dtype)
     list(APPEND _sources ${CMAKE_SOURCE_DIR}/src/k3/${_name}.cc)
   endforeach()

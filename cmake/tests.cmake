@@ -94,6 +94,11 @@ if(K3_HAVE_CUDA AND NOT K3_SANITIZE)  # sanitizers do not follow fibers
   target_compile_options(k3_emulated_kernels PRIVATE -w)  # nvcc warns of them
 endif()
 
+if(K3_HAVE_CUDA AND NOT K3_SANITIZE)
+  set_target_properties(k3kernels PROPERTIES EXCLUDE_FROM_ALL OFF)
+  add_test(NAME kernel_library COMMAND ${K3_PYTHON} ${CMAKE_SOURCE_DIR}/tests/e2e/kernel_library_test.py $<TARGET_FILE:k3kernels> ${CMAKE_SOURCE_DIR})
+endif()
+
 if(TARGET k3 AND K3_HAVE_CUDA AND EXISTS ${CMAKE_SOURCE_DIR}/models/k3-mini)
   foreach(_name serve commands)
     add_test(NAME ${_name}_gpu COMMAND ${K3_PYTHON} ${CMAKE_SOURCE_DIR}/tests/gpu/${_name}_gpu_test.py $<TARGET_FILE:k3> ${CMAKE_SOURCE_DIR}/models/k3-mini)

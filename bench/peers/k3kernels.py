@@ -46,7 +46,7 @@ def _load():
     lib = C.CDLL(found[0])
     for name in ("k3_kda_prefill_workspace", "k3_mla_decode_workspace", "k3_experts_packed_bytes", "k3_moe_workspace"):
         getattr(lib, name).restype = I64
-    if lib.k3_kernels_version() != 2:
+    if lib.k3_kernels_version() != 3:
         raise ImportError(f"{found[0]} has other structs (version {lib.k3_kernels_version()})")
     return lib
 

@@ -18,7 +18,7 @@
 extern "C" {
 #endif
 
-enum { K3_KERNELS_VERSION = 2 }; /* of this header's structs */
+enum { K3_KERNELS_VERSION = 3 }; /* of this header's structs */
 int k3_kernels_version(void);
 
 #ifdef __cplusplus
