@@ -27,7 +27,7 @@ KdaRows = _struct("KdaRows", [("x", P * 3), ("x_stride", I64 * 3)] + sum([[(n, P
 KdaSlots = _struct("KdaSlots", [("state", P), ("state_stride", I64), ("conv", P), ("conv_stride", I64), ("slots", P), ("state_bf16", I32), ("conv_bf16", I32)])
 KdaLaunch = _struct("KdaLaunch", [("dependent", I32), ("early_state", I32), ("form", I32)])
 KdaLowRank = _struct("KdaLowRank", sum([[(n + "_w", P), (n + "_in", P), (n + "_stride", I64)] for n in ("z", "gate")], []))
-KdaDecode = _struct("KdaDecodeArgs", [("weights", KdaWeights), ("rows", KdaRows), ("slots", KdaSlots), ("launch", KdaLaunch), ("batch", I32), ("low", KdaLowRank)])
+KdaDecode = _struct("KdaDecodeArgs", [("weights", KdaWeights), ("rows", KdaRows), ("slots", KdaSlots), ("launch", KdaLaunch), ("batch", I32), ("low", KdaLowRank), ("out_rest", P)])
 MlaDecode = _struct("K3MlaDecode", [("query", P), ("tokens", I64), ("heads", I64), ("batch", I64), ("query_tokens_each", I64), ("lengths", P),
                                     ("offsets", P), ("pages", P), ("page_tokens", I64), ("page_stride", I64), ("row_stride", I64), ("page_count", I64),
                                     ("table", P), ("table_stride", I64), ("out", P), ("lse", P), ("workspace", P)])

@@ -21,7 +21,7 @@ int64_t block_count(const Config& config) {
 struct Residual {
   Tensor prefix, bank;  // [T, hidden], [blocks, T, hidden]
   Tensor rest;          // of the prefix (attn_res.h), [T, hidden]; none where activations are FP32, and in training
-  Tensor input_rest;    // of a router's input, likewise
+  Tensor input_rest;    // of a sub-layer's input, likewise
   bool exact = true;    // rest is not read: nothing was rounded yet
   int64_t banked = 0;   // rows of the bank that are there
   Tensor output;        // [T, hidden], of sub-layers
@@ -35,9 +35,8 @@ Residual make_residual(const ops::Ctx& ctx, const Config& config, int64_t tokens
   s.bank = ctx.workspace->tensor({block_count(config), tokens, config.hidden_size}, ctx.activation());
   if (ctx.activation() == DType::bf16 && !ctx.training) {
     s.rest = rows();
-    // Of one token it costs nothing where gemm_one_sm90.cu has the product, else a small launch; of many a product of its own, and a row
-    // to write.
-    if (config.num_experts > 0 && tokens == 1) s.input_rest = rows();
+    // One token: its products have columns to spare (gemm_cuda.h). Of more it would be a product of its own, and a row to write.
+    if (tokens == 1) s.input_rest = rows();
   }
   s.output = rows();
   return s;
@@ -67,7 +66,8 @@ Status run_layers(const ops::Ctx& ctx, const Config& config, const WeightSource&
                             .query = query,
                             .norm = norm,
                             .eps = eps,
-                            .out = mixed};
+                            .out = mixed,
+                            .out_rest = s.input_rest};
     // In training it is computed here: a sub-layer that is computed again must find the sum as it was.
     if (ctx.training) {
       ops::attn_res_site(ctx, out);
@@ -100,8 +100,7 @@ Status run_layers(const ops::Ctx& ctx, const Config& config, const WeightSource&
       s.pending = delta;
     }
 
-    ops::AttnResSite mlp = site(w.mlp_res_query, w.post_attention_norm, false);
-    if (config.is_moe(l)) mlp.out_rest = s.input_rest;  // the router's
+    const ops::AttnResSite mlp = site(w.mlp_res_query, w.post_attention_norm, false);
     Status done;
     ops::region(ctx, delta, [&config, &w, &done, l, stream = source.stream, mlp, moe = config.is_moe(l)](const ops::Ctx& c, const Tensor& out) {
       if (!moe) return mlp_layer(c, activation_of(config), w.mlp, mlp, out);

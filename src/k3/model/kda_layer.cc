@@ -43,12 +43,13 @@ void kda_layer(const ops::Ctx& ctx, const Config& config, const KdaWeights& w, c
   args.gate = gate;
   args.eps = static_cast<float>(config.rms_norm_eps);
   args.y = scratch(channels);
+  if (x.out_rest) args.y_rest = scratch(channels);
   args.z_low = z_low;
   args.z_up = w.f_b;
   args.gate_low = gate_low;
   args.gate_up = w.g_b;
   ops::kda_mix(ctx, args, cache.state, cache.exports, cache.device_exports);
-  ops::linear(ctx, args.y, w.o, out);
+  ops::linear(ctx, args.y, w.o, out, {.x_rest = args.y_rest});
 }
 
 }  // namespace k3

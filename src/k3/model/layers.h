@@ -1,6 +1,6 @@
 // Purpose:  the layer functions: written once, forward only, for every phase and device.
 // Shapes:   x: the site whose out [T, hidden] is the input, computed by the layer's first products; without a prefix: the input is
-//           there. out [T, hidden] f32.
+//           there. out [T, hidden] f32. With x.out_rest the input has two rows, and so has what the last product of a token mixer meets.
 // Units:    none.
 // Memory:   out is overwritten; caches of the batch are advanced; scratch from the workspace.
 // Threads:  one step at a time per Ctx.

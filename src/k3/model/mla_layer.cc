@@ -28,7 +28,7 @@ void mla_layer(const ops::Ctx& ctx, const Config& config, const MlaWeights& w, c
     ops::linear(ctx, latent, w.q_b, q);
   }
 
-  const Tensor o = scratch(heads * value);
+  const Tensor o = scratch(heads * value), o_rest = x.out_rest ? scratch(heads * value) : Tensor();
   // The step's latents go into the cache first; attention reads history and step alike from there.
   ops::MlaArgs args;
   args.q = q.reshape({tokens, heads, query_width});
@@ -42,12 +42,13 @@ void mla_layer(const ops::Ctx& ctx, const Config& config, const MlaWeights& w, c
   args.caches = cache.pages;
   args.table = cache.table;
   args.out = o.reshape({tokens, heads, value});
+  args.out_rest = o_rest;
   args.gate = gate;
   args.kv = kv;
   args.kv_norm = w.kv_a_norm;
   args.kv_eps = latent_eps;
   ops::mla(ctx, args);
-  ops::linear(ctx, o, w.o, out);
+  ops::linear(ctx, o, w.o, out, {.x_rest = o_rest});
 }
 
 }  // namespace k3

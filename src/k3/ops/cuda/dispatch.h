@@ -67,7 +67,7 @@ void copy(const Ctx& ctx, const Tensor& from, const Tensor& to) noexcept;
 void gather_rows(const Ctx& ctx, const Tensor& from, std::span<const int64_t> rows, const Tensor& to) noexcept;
 void sigmoid_gate(const Ctx& ctx, const Tensor& gate, const Tensor& y) noexcept;
 void glu(const Ctx& ctx, const Tensor& gate, const Tensor& up, const ops::Glu& activation, const Tensor& out) noexcept;
-void linear_many(const Ctx& ctx, const Tensor& x, std::span<const ops::LinearPart> parts) noexcept;
+void linear_many(const Ctx& ctx, const Tensor& x, std::span<const ops::LinearPart> parts, const Tensor& x_rest = {}) noexcept;
 void linear_many(const Ctx& ctx, const ops::AttnResSite& site, std::span<const ops::LinearPart> parts) noexcept;
 void linear_two(const Ctx& ctx, const ops::LinearOne& a, const ops::LinearOne& b) noexcept;
 void kda_mix(const Ctx& ctx, const ops::KdaMixArgs& args, const StateSlots& state, std::span<const StateExport> exports,

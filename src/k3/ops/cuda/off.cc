@@ -41,7 +41,7 @@ void copy(const Ctx&, const Tensor&, const Tensor&) noexcept { never(); }
 void gather_rows(const Ctx&, const Tensor&, std::span<const int64_t>, const Tensor&) noexcept { never(); }
 void sigmoid_gate(const Ctx&, const Tensor&, const Tensor&) noexcept { never(); }
 void glu(const Ctx&, const Tensor&, const Tensor&, const ops::Glu&, const Tensor&) noexcept { never(); }
-void linear_many(const Ctx&, const Tensor&, std::span<const ops::LinearPart>) noexcept { never(); }
+void linear_many(const Ctx&, const Tensor&, std::span<const ops::LinearPart>, const Tensor&) noexcept { never(); }
 void linear_many(const Ctx&, const ops::AttnResSite&, std::span<const ops::LinearPart>) noexcept { never(); }
 void linear_two(const Ctx&, const ops::LinearOne&, const ops::LinearOne&) noexcept { never(); }
 void routed_experts(const Ctx&, const ops::RoutedExperts&) noexcept { never(); }

@@ -235,6 +235,7 @@ void linear_many(const Ctx& ctx, const AttnResSite& site, std::span<const Linear
 
 void linear(const Ctx& ctx, const Tensor& x, const Weight& w, const Tensor& y, LinearOptions options) noexcept {
   const LinearPart part{w, y, options.full_precision, options.accumulate};
+  if (ctx.device.is_cuda()) return cuda::linear_many(ctx, x, {&part, 1}, options.x_rest);
   linear_many(ctx, x, {&part, 1});
 }
 

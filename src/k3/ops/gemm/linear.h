@@ -24,6 +24,8 @@ namespace k3::ops {
 struct LinearOptions {
   bool full_precision = false;  // never round x (router logits)
   bool accumulate = false;      // y += x W^T
+  // BF16 x alone: as x, or none. What rounding cut off x; it is met where that costs nothing (one token, gemm_cuda.h).
+  Tensor x_rest = {};
 };
 
 // Several weights that meet one input: their rows form one stream, x is prepared once, one parallel region.

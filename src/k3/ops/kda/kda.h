@@ -73,6 +73,7 @@ struct KdaMixArgs {
   Tensor gate;
   float eps = 0;
   Tensor y;
+  Tensor y_rest;  // on a GPU: as y, for what rounding cuts off y; or none
   // Second factors of low-rank projections, still to be applied: kda.z = z_low z_up^T, gate = gate_low gate_up^T.
   Tensor z_low, gate_low;  // [T, rank], or none
   Weight z_up, gate_up;

@@ -38,6 +38,7 @@ struct MlaArgs {
   std::span<const PagedKv> caches;
   PagedTable table;  // instead of caches on a GPU
   Tensor out;
+  Tensor out_rest;  // on a GPU: [T, H * value] for what rounding cuts off out, zeros where the kernel does not know it; or none
   Tensor gate;  // [T, H * value]: out is multiplied by its sigmoid; empty: none
   // Not empty: latent_append with these first (what a GPU does in the same launch).
   Tensor kv, kv_norm;

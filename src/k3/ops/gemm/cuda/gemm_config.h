@@ -88,6 +88,7 @@ struct OneConfig {
   int height = 0, groups = 0, pitch = 0;
   bool claims = false;
   constexpr int ring_bytes() const { return groups * height * pitch; }
+  bool operator==(const OneConfig&) const = default;
 };
 
 // Few rows: so much shared memory that the kernels of a decode step fit beside their neighbours, of which the experts of one token take
@@ -97,17 +98,20 @@ struct OneConfig {
 inline constexpr int64_t kOneFewBytes = 116 << 10, kOneManyBytes = 112 << 10, kOneColumns = 4608, kOneRingColumns = 2048, kOneRingMost = 2528;
 inline constexpr int kOneHeight = 8;
 
-// grain: rows that stay together. Rows lie an odd multiple of 64 bytes apart (gemm_one_sm90.cu).
-constexpr OneConfig one_config(int64_t rows, int64_t in, int grain, int sm_count) {
+// grain: rows that stay together. Rows lie an odd multiple of 64 bytes apart (gemm_one_sm90.cu). split: x has a second row, and of few rows
+// of weights so many less are under way that the kernel fits beside its neighbours as without.
+constexpr OneConfig one_config(int64_t rows, int64_t in, int grain, int sm_count, bool split = false) {
   OneConfig c;
   if (in > kOneColumns || in % kGemmKStep != 0 || rows < grain || rows > int64_t{sm_count} * 192) return c;
   c.pitch = static_cast<int>(in * 2 + (in * 2 % 128 == 64 ? 0 : 64));
   const int64_t tiles = std::min(rows / grain, int64_t{sm_count}), each = (rows / grain + tiles - 1) / tiles * grain;
   if (each <= 32) {
-    const int64_t fit = std::min(each, kOneFewBytes / c.pitch), groups = (fit + kOneHeight - 1) / kOneHeight;
+    const int64_t room = (kOneFewBytes - (split ? 2 * in : 0)) / c.pitch;  // rows
+    const int64_t fit = std::min(each, room), groups = (fit + kOneHeight - 1) / kOneHeight;
     c.height = static_cast<int>((fit + groups - 1) / groups / grain * grain);
+    if (split && c.height * groups > room) c.height = static_cast<int>(fit / groups / grain * grain);
     if (c.height < grain) return c;
-    c.groups = static_cast<int>(std::min((each + c.height - 1) / c.height, kOneFewBytes / (int64_t{c.height} * c.pitch)));
+    c.groups = static_cast<int>(std::min((each + c.height - 1) / c.height, room / c.height));
   } else if (in >= kOneRingColumns && in <= kOneRingMost) {
     c.claims = true;
     c.height = kOneHeight;

@@ -78,6 +78,21 @@ TEST(GemmConfig, OneTokenFitsBesideItsNeighbours) {
       }
     }
   }
+  // A second row of x takes no more room than there was, and leaves two groups of rows under way.
+  for (const int64_t rows : {2, 64, 576, 2304, 4096}) {
+    for (const int64_t in : {32, 128, 768, 2304, 2560, 3584, 4096, 4608}) {
+      for (const int grain : {1, 2}) {
+        const OneConfig c = one_config(rows, in, grain, kSms), split = one_config(rows, in, grain, kSms, true);
+        SCOPED_TRACE(testing::Message() << rows << " x " << in << ", grain " << grain);
+        EXPECT_EQ(split.tiles, c.tiles);
+        EXPECT_EQ(split.height % grain, 0);
+        EXPECT_LE(split.ring_bytes() + 2 * in, kOneFewBytes);
+        EXPECT_TRUE(split.groups >= 2 || split.height * split.tiles >= rows);
+      }
+    }
+  }
+  EXPECT_EQ(one_config(2304, 4096, 1, kSms, true).height, 6);  // o of Kimi-Linear-48B: two groups of 7 rows without
+  EXPECT_EQ(one_config(12576, 2304, 1, kSms, true), one_config(12576, 2304, 1, kSms));
   EXPECT_EQ(one_config(12576, 2304, 1, kSms).groups, 3);  // q, k, v and more of Kimi-Linear-48B
   EXPECT_EQ(one_config(2304, 7168, 1, kSms).tiles, 0);    // a group of rows is too long
   EXPECT_EQ(one_config(163840, 2304, 1, kSms).tiles, 0);  // lm_head

@@ -107,6 +107,8 @@ Rows launch_of(const GemmArgs& a, Scheme scheme, const RowsConfig& config) {
   rows.k_warps_log2 = std::countr_zero(static_cast<unsigned>(config.k_warps));
   rows.cluster_log2 = std::countr_zero(static_cast<unsigned>(config.cluster));
   if (a.other_x != nullptr) rows.other_x = a.other_x;
+  rows.x_rest = a.x_rest;
+  rows.split = a.split;
   rows.glu = {a.glu.kind == GluKind::situ, a.glu.beta, a.glu.linear_beta.value_or(0)};
   for (int i = 0; i < a.part_count; ++i) {
     const GemmPart& part = a.parts[static_cast<size_t>(i)];
@@ -198,20 +200,20 @@ namespace {
 bool one_serves(const GemmArgs& args) {  // BF16, aligned
   const bool pairs = std::any_of(args.parts.begin(), args.parts.begin() + args.part_count, [](const GemmPart& p) { return static_cast<bool>(p.up); });
   return args.tokens == 1 && !args.deterministic && args.other_x == nullptr && (!pairs || even_parts(args)) &&
-         one_config(rows_of(args), args.in, pairs ? 2 : 1, device_info().sm_count).tiles > 0;
+         one_config(rows_of(args), args.in, pairs ? 2 : 1, device_info().sm_count, args.split).tiles > 0;
 }
 
 }  // namespace
 
-bool gemm_takes_site(const GemmArgs& args) { return args.in <= kMostSiteColumns && gemm_takes_split(args); }
+bool gemm_takes_site(const GemmArgs& args) { return args.in <= kMostSiteColumns && gemm_takes_split(args) && one_serves(args); }
 
 bool gemm_takes_split(const GemmArgs& args) {
-  if (args.tokens != 1 || plain_device() || args.in % kGemmKStep != 0 || !x_aligned(args)) return false;
+  if (args.tokens != 1 || plain_device() || args.other_x != nullptr || args.in % kGemmKStep != 0 || !x_aligned(args) || !aligned_16(args.x_rest)) return false;
   for (int i = 0; i < args.part_count; ++i) {
     const GemmPart& part = args.parts[static_cast<size_t>(i)];
     if (part.w.scheme != Scheme::bf16 || !aligned_16(part.w.data)) return false;
   }
-  return one_serves(args);
+  return true;
 }
 
 namespace {
@@ -220,7 +222,7 @@ namespace {
 CudaStatus gemm_one_cuda(const GemmArgs& args, Stream stream) {
   Rows rows = launch_of(args, Scheme::bf16, {});
   if (rows.rows == 0) return {};
-  const OneConfig config = one_config(rows.rows, args.in, 1 << rows.grain_log2, device_info().sm_count);
+  const OneConfig config = one_config(rows.rows, args.in, 1 << rows.grain_log2, device_info().sm_count, args.split);
   const int grains = rows.rows >> rows.grain_log2;
   rows.tiles = static_cast<int>(config.tiles);
   rows.base_height = grains / rows.tiles << rows.grain_log2;
@@ -232,8 +234,6 @@ CudaStatus gemm_one_cuda(const GemmArgs& args, Stream stream) {
               .claims = config.claims ? args.claims : nullptr};
   const GemmSite& s = args.site;
   rows.site = {s.prefix, s.delta, s.prefix_out, s.rest, s.rest_out, s.norm, s.norm_bf16, s.eps, s.out, s.counter};
-  rows.split = args.split;
-  rows.x_rest = args.x_rest;
   return {gemm_one_launch(rows, args.dependent, stream)};
 }
 
@@ -241,7 +241,8 @@ CudaStatus gemm_one_cuda(const GemmArgs& args, Stream stream) {
 
 CudaStatus gemm_cuda(const GemmArgs& args, const GemmPlans* plans, Stream stream) {
   check(args);
-  K3_CHECK((args.site.delta == nullptr || gemm_takes_site(args)) && (!args.split || gemm_takes_split(args)), "a site in front of {} tokens, {} columns", args.tokens, args.in);
+  K3_CHECK((args.site.delta == nullptr || gemm_takes_site(args)) && (!args.split || gemm_takes_split(args)), "a site or a split x: {} tokens, {} columns", args.tokens, args.in);
+  K3_CHECK(!args.split || args.site.delta != nullptr || args.x_rest != nullptr, "a split x without its second row");
   if (args.tokens == 0) return {};
   GemmArgs streamed = args, rest = args, library = args;
   streamed.part_count = rest.part_count = library.part_count = 0;

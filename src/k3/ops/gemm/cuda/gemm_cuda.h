@@ -68,7 +68,8 @@ struct GemmArgs {
   Glu glu = {};                   // of parts with `up`
   uint32_t* claims = nullptr;     // a counter, zero before and after, for products of one token: blocks take rows as they finish
   GemmSite site = {};             // with delta: x is site.out; what gemm_takes_site
-  // One token, gemm_takes_split: x has 16 bits, those of the site's x or, without a site, of x + x_rest (as x).
+  // One token, gemm_takes_split: x has 16 bits, those of the site's x or, without a site, of x + x_rest (as x). Costs nothing: a token
+  // takes one column of the eight that a product has, its second row another.
   bool split = false;
   const void* x_rest = nullptr;
 };

@@ -52,10 +52,10 @@ void add_rest(const Ctx& ctx, const Tensor& rest, std::span<const ops::LinearPar
   }
 }
 
-void many(const Ctx& ctx, const Tensor& x, std::span<const ops::LinearPart> parts, const ops::AttnResSite* site) {
+// rest: what rounding cut off x, or none; site: what makes both first, or none.
+void many(const Ctx& ctx, const Tensor& x, const Tensor& rest, std::span<const ops::LinearPart> parts, const ops::AttnResSite* site) {
   GemmArgs args = args_of(ctx, x);
   if (x.dim(0) == 0) return;
-  const Tensor rest = site != nullptr ? site->out_rest : Tensor();
   const bool fused = std::all_of(parts.begin(), parts.end(), [&](const ops::LinearPart& p) { return fuses(ctx, x, p.w); });
   if (needs_more(parts) && !fused) {
     if (site != nullptr) cuda::attn_res_site(ctx, *site);
@@ -73,6 +73,8 @@ void many(const Ctx& ctx, const Tensor& x, std::span<const ops::LinearPart> part
     to.up = part.up;
     if (part.up) args.glu = *part.glu;
   }
+  args.x_rest = rest.data;
+  args.split = rest && gemm_takes_split(args);
   if (site != nullptr && site_fuses(*site) && gemm_takes_site(args) && ctx.gpu->site_counter() != nullptr) {
     args.site = {.prefix = site->prefix.data,
                  .delta = site->delta.data,
@@ -84,11 +86,10 @@ void many(const Ctx& ctx, const Tensor& x, std::span<const ops::LinearPart> part
                  .eps = site->eps,
                  .out = site->out.data,
                  .counter = ctx.gpu->site_counter()};
+    args.x_rest = nullptr;  // made and met inside
   } else if (site != nullptr) {
     cuda::attn_res_site(ctx, *site);
-    args.x_rest = rest.data;
   }
-  args.split = rest && gemm_takes_split(args);
   args.claims = ctx.gpu->claim_counter();
   ctx.gpu->note(gemm_cuda(args, ctx.gpu->plans(), ctx.stream), "linear");
   if (rest && !args.split) add_rest(ctx, rest, parts);
@@ -96,9 +97,11 @@ void many(const Ctx& ctx, const Tensor& x, std::span<const ops::LinearPart> part
 
 }  // namespace
 
-void linear_many(const Ctx& ctx, const Tensor& x, std::span<const ops::LinearPart> parts) noexcept { many(ctx, x, parts, nullptr); }
+void linear_many(const Ctx& ctx, const Tensor& x, std::span<const ops::LinearPart> parts, const Tensor& x_rest) noexcept {
+  many(ctx, x, x_rest, parts, nullptr);
+}
 void linear_many(const Ctx& ctx, const ops::AttnResSite& site, std::span<const ops::LinearPart> parts) noexcept {
-  many(ctx, site.out, parts, site.prefix ? &site : nullptr);
+  many(ctx, site.out, site.prefix ? site.out_rest : Tensor(), parts, site.prefix ? &site : nullptr);
 }
 
 void linear_two(const Ctx& ctx, const ops::LinearOne& a, const ops::LinearOne& b) noexcept {

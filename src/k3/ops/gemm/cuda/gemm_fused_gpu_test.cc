@@ -128,22 +128,52 @@ void check_site(int64_t in, int64_t pairs, bool norm_bf16, bool keep) {
   }
 }
 
-// One token, x in two rows, without a site.
-void check_split(int64_t in, int64_t rows) {
-  SCOPED_TRACE(fmt::format("I {} O {}", in, rows));
+// One token, x in two rows, without a site: sums, and a pair whose activation sees both rows.
+void check_split(int64_t in, int64_t rows, bool deterministic = false) {
+  SCOPED_TRACE(fmt::format("I {} O {} deterministic {}", in, rows, deterministic));
   const std::vector<float> x = random_bf16(in, 1), rest = random_bf16(in, 2, 2e-3F);
   std::vector<float> both(x.size());
   for (size_t i = 0; i < x.size(); ++i) both[i] = x[i] + rest[i];
-  const Matrix w(rows, in, 3);
+  constexpr int64_t kPairs = 24;
+  const Matrix w(rows, in, 3), gate(kPairs, in, 4), up(kPairs, in, 5);
   const DeviceArray<uint16_t> d_x(to_bf16(x)), d_rest(to_bf16(rest));
-  const DeviceArray<float> y(rows);
-  GemmArgs args{.x = d_x.data(), .tokens = 1, .in = in, .x_stride = in, .part_count = 1};
+  const DeviceArray<float> y(rows), hidden(kPairs);
+  GemmArgs args{.x = d_x.data(), .tokens = 1, .in = in, .x_stride = in, .part_count = 1, .deterministic = deterministic};
   args.parts[0] = {.w = w.device(), .y = y.data(), .y_stride = rows, .y_dtype = DType::f32};
   args.split = true, args.x_rest = d_rest.data();
+  if (rows % 2 == 0) {
+    args.parts[1] = {.w = gate.device(), .y = hidden.data(), .y_stride = kPairs, .y_dtype = DType::f32};
+    args.parts[1].up = up.device();
+    args.part_count = 2;
+  }
   ASSERT_TRUE(gemm_takes_split(args));
   ASSERT_TRUE(gemm_cuda(args, nullptr, nullptr).ok());
   gpu_sync();
   EXPECT_LE(norm_ratio(y.get(), w.product(both, 1)), 1e-5);
+  if (rows % 2 == 0) {
+    std::vector<float> gates = gate.product(both, 1), ups = up.product(both, 1), want(kPairs);
+    glu_ref(matrix(gates.data(), 1, kPairs), matrix(ups.data(), 1, kPairs), {}, matrix(want.data(), 1, kPairs));
+    EXPECT_LE(norm_ratio(hidden.get(), want), 3e-5);
+  }
+  EXPECT_TRUE(y.guards_intact() && hidden.guards_intact());
+}
+
+// Accumulated on top of what is there, as shared and routed experts meet in one output.
+void check_split_accumulates(int64_t in, int64_t rows) {
+  SCOPED_TRACE(fmt::format("I {} O {}", in, rows));
+  std::vector<float> both = random_bf16(in, 1);
+  const std::vector<float> rest = random_bf16(in, 2, 2e-3F), before = random_bf16(rows, 3);
+  const DeviceArray<uint16_t> d_x(to_bf16(both)), d_rest(to_bf16(rest)), y(to_bf16(before));
+  for (size_t i = 0; i < both.size(); ++i) both[i] += rest[i];
+  const Matrix w(rows, in, 4);
+  GemmArgs args{.x = d_x.data(), .tokens = 1, .in = in, .x_stride = in, .part_count = 1};
+  args.parts[0] = {.w = w.device(), .y = y.data(), .y_stride = rows, .accumulate = true};
+  args.split = true, args.x_rest = d_rest.data();
+  ASSERT_TRUE(gemm_cuda(args, nullptr, nullptr).ok());
+  gpu_sync();
+  std::vector<float> want = w.product(both, 1);
+  for (size_t i = 0; i < want.size(); ++i) want[i] += before[i];
+  EXPECT_LE(norm_ratio(from_bf16(y.get()), want), kOneRounding);
   EXPECT_TRUE(y.guards_intact());
 }
 
@@ -152,6 +182,41 @@ TEST(GemmFusedGpu, SanitizeSplit) {
   check_split(32, 3);
   check_split(544, 40);
   check_split(2304, 7000);
+  check_split_accumulates(96, 5);
+}
+
+// What the kernel of one token does not serve goes to the stream kernel: wide rows, deterministic; one tile and many, and clusters.
+TEST(GemmFusedGpu, SanitizeSplitStreams) {
+  K3_NEEDS_GPU();
+  check_split(4640, 3);
+  check_split(32, 2, true);
+  check_split(544, 41, true);
+  check_split_accumulates(4640, 18);
+}
+
+TEST(GemmFusedGpu, SplitStreamsOfAllShapes) {
+  K3_NEEDS_GPU();
+  for (const int64_t rows : {33, 896, 4608}) check_split(7168, rows);
+  check_split(12288, 7168);
+  for (const int64_t rows : {40, 2500, 9000}) check_split(2304, rows, true);
+}
+
+TEST(GemmFusedGpu, WhatTakesASplitInput) {
+  K3_NEEDS_GPU();
+  const Matrix w(16, 64, 1);
+  const DeviceArray<uint16_t> x(2 * 64), y(2 * 16);
+  GemmArgs args{.x = x.data(), .tokens = 1, .in = 64, .x_stride = 64, .part_count = 1};
+  args.parts[0] = {.w = w.device(), .y = y.data(), .y_stride = 16};
+  args.x_rest = x.data() + 64;
+  EXPECT_TRUE(gemm_takes_split(args));
+  args.x_rest = x.data() + 1;  // unaligned
+  EXPECT_FALSE(gemm_takes_split(args));
+  args.x_rest = nullptr, args.tokens = 2;
+  EXPECT_FALSE(gemm_takes_split(args));
+  args.tokens = 1, args.other_x = x.data();
+  EXPECT_FALSE(gemm_takes_split(args));
+  args.other_x = nullptr, args.parts[0].w.scheme = Scheme::mxfp4;
+  EXPECT_FALSE(gemm_takes_split(args));
 }
 
 TEST(GemmFusedGpu, SanitizeSite) {

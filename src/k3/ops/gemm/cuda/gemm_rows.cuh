@@ -57,7 +57,7 @@ struct Rows {
   RowsGlu glu;  // of pairs
   RowsOne one;
   RowsSite site;
-  const void* x_rest = nullptr;  // of the kernel of one token, without a site; split: x is two rows, x and what rounding cut off
+  const void* x_rest = nullptr;  // without a site; split: x, of one token, is two rows, x and what rounding cut off
   bool split = false;
   RowsPart parts[6] = {};
 };

@@ -5,7 +5,7 @@
 // the fragments of two mma.m16n8k16 whose K indices are renamed alike on both sides. A thread copies its fragments into
 // slots of its own, kDepth steps ahead, and reads them back itself: a deep queue without registers, and no barrier. The
 // weights of the first kDepth steps start before the kernel before has ended (dependent launch): nothing of them depends on
-// it.
+// it. A split x of one token is two columns, as if of two tokens, whose sums are added at the end.
 #include "k3/ops/cuda/launch.cuh"
 #include "k3/ops/gemm/cuda/gemm_tile.cuh"
 
@@ -59,8 +59,9 @@ __global__ void __launch_bounds__(kThreads, kBlocks) stream_kernel(const __grid_
 #pragma unroll
   for (int j = 0; j < kTokenTiles; ++j) {
     const int token = place.first_token + 8 * j + g;
-    is_token[j] = token < p.tokens;
-    x[j] = static_cast<const uint8_t*>(blockIdx.y == 0 ? p.x : p.other_x) + static_cast<int64_t>(min(token, p.tokens - 1)) * p.x_stride * 2 + first;
+    const bool is_rest = p.split && token == 1;  // of the one token
+    is_token[j] = token < p.tokens || is_rest;
+    x[j] = static_cast<const uint8_t*>(is_rest ? p.x_rest : blockIdx.y == 0 ? p.x : p.other_x) + static_cast<int64_t>(min(token, p.tokens - 1)) * p.x_stride * 2 + first;
   }
 #pragma unroll
   for (int i = 0; i < kDepth; ++i) {
@@ -104,7 +105,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) stream_kernel(const __grid_
     if (slot == begin + kDepth * kSlot) slot = begin;
   }
   cp_async_wait<0>();
-  finish<kRowTiles, kTokenTiles>(p, place, acc, reinterpret_cast<float*>(shared), kDepth * kSlot / 4);
+  finish<kRowTiles, kTokenTiles, true>(p, place, acc, reinterpret_cast<float*>(shared), kDepth * kSlot / 4);
 }
 
 template <int kRowTiles, int kTokenTiles, int kDepth, int kBlocks>

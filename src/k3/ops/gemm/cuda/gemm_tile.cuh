@@ -66,8 +66,9 @@ __device__ __forceinline__ float glu_of(const RowsGlu& rule, float gate, float u
 }
 
 // acc: sums of a warp, [row tile][token tile][4] as mma leaves them. sums: where warp w puts them, at w * warp_floats; there
-// are 8 kTokenTiles * sum_pitch(kRowTiles) floats each. Adds warps in order, then blocks of the cluster in order.
-template <int kRowTiles, int kTokenTiles>
+// are 8 kTokenTiles * sum_pitch(kRowTiles) floats each. Adds warps in order, then blocks of the cluster in order, then the column of
+// x_rest where x is split.
+template <int kRowTiles, int kTokenTiles, bool kMaySplit = false>
 __device__ __forceinline__ void finish(const Rows& p, const Place& place, const float (&acc)[kRowTiles][kTokenTiles][4],
                                        float* sums, int warp_floats) {
   constexpr int kPitch = sum_pitch(kRowTiles), kRows = kGemmRowTile * kRowTiles, kTileSums = 8 * kTokenTiles * kRows;
@@ -110,12 +111,13 @@ __device__ __forceinline__ void finish(const Rows& p, const Place& place, const 
       for (int c = 0; c < cluster; ++c) sum += cluster_load(cluster_map(address, static_cast<uint32_t>(c)));
       return sum;
     };
+    const auto output = [&](int j) { return kMaySplit && p.split ? whole_sum(j) + whole_sum(j + kRows) : whole_sum(j); };
     const RowsPart& part = p.parts[part_of(p, row)];
     const int local = row - part.row_begin;
     if (part.up == nullptr) {
-      store(part, token, local, whole_sum(i));
+      store(part, token, local, output(i));
     } else if (local % 2 == 0) {  // tiles have whole pairs
-      store(part, token, local / 2, glu_of(p.glu, whole_sum(i), whole_sum(i + 1)));
+      store(part, token, local / 2, glu_of(p.glu, output(i), output(i + 1)));
     }
   }
   if (cluster > 1) cluster_sync();  // others may still read this block's sums

@@ -19,6 +19,7 @@ struct KdaAnyArgs {
   // State and conv state after export_tokens tokens of a sequence go to export_slots; [exports] each.
   int exports = 0;
   const int32_t *export_sequences = nullptr, *export_tokens = nullptr, *export_slots = nullptr;
+  void* out_rest = nullptr;  // as rows.out, its stride: what rounding cuts off out; null: nowhere
 };
 
 int kda_any_launch(const KdaAnyArgs& args, CUstream_st* stream);

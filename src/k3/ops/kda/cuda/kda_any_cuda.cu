@@ -55,6 +55,12 @@ __device__ void write_slot(const KdaAnyArgs& a, const Shared& s, const float* st
   }
 }
 
+__device__ void store_out(const KdaAnyArgs& a, int t, int channel, float y) {
+  const int64_t at = t * a.rows.out_stride + channel;
+  store(a.rows.out, at, false, y);
+  if (a.out_rest != nullptr) store(a.out_rest, at, false, y - __bfloat162float(__float2bfloat16(y)));
+}
+
 __global__ void __launch_bounds__(kThreads) kda_any(const __grid_constant__ KdaAnyArgs a) {
   extern __shared__ float state[];  // [dim, dim + 1]: threads walk along rows without bank conflicts
   __shared__ Shared s;
@@ -65,7 +71,7 @@ __global__ void __launch_bounds__(kThreads) kda_any(const __grid_constant__ KdaA
   const bool mine = i < dim;
   const int channel = head * dim + i;
   if (slot < 0) {
-    for (int t = begin; t < end && mine; ++t) store(a.rows.out, t * a.rows.out_stride + channel, false, 0);
+    for (int t = begin; t < end && mine; ++t) store_out(a, t, channel, 0);
     return;
   }
   if (mine) {
@@ -120,7 +126,7 @@ __global__ void __launch_bounds__(kThreads) kda_any(const __grid_constant__ KdaA
     }
     const float mean = block_sum(o * o, s.scratch) / static_cast<float>(dim);
     if (mine) {
-      store(a.rows.out, t * a.rows.out_stride + channel, false, o * rsqrtf(mean + a.weights.norm_eps) * a.weights.norm[i] * sigmoid(gate));
+      store_out(a, t, channel, o * rsqrtf(mean + a.weights.norm_eps) * a.weights.norm[i] * sigmoid(gate));
     }
     for (int e = 0; e < a.exports; ++e) {
       if (a.export_sequences[e] == sequence && a.export_tokens[e] == t + 1 - begin) write_slot(a, s, state, head, a.export_slots[e]);

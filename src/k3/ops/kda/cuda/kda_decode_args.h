@@ -78,6 +78,7 @@ typedef struct KdaDecodeArgs {
   KdaLaunch launch;
   int32_t batch;
   KdaLowRank low;
+  void* out_rest;  // as rows.out, its stride: what rounding cuts off out; null: nowhere
 } KdaDecodeArgs;
 
 // What a call leaves of its windows for their commit beside their rows: u, FP32, per slot [H, max_tokens, 128].

@@ -57,6 +57,7 @@ CudaStatus kda_decode_cuda(const KdaDecodeArgs& args, Stream stream) {
     rows.gate = rows.out, rows.gate_stride = rows.out_stride;
   }
   check_kda_rows(rows, heads);
+  K3_CHECK(reinterpret_cast<uintptr_t>(args.out_rest) % 8 == 0, "kda_decode: rest at {}", args.out_rest);
   check_kda_slots(args.slots, heads);
   const KdaDecodeConfig config =
       kda_decode_config(args.batch * heads, args.slots.state_bf16 != 0, args.launch.form, device_info().sm_count);

@@ -1,13 +1,13 @@
 // Purpose:  one decode step of KDA on a GPU in one kernel: convolution, SiLU, L2 norms, gate, recurrence, gated output norm.
 // Shapes:   kda_decode_args.h. Any batch and heads, D = 128, 4 taps; state FP32 or BF16, V-first; inputs and out BF16.
 // Units:    strides in elements.
-// Memory:   out is overwritten; state and conv state of each slot are read and replaced, no two requests may share one.
-//           Slots below 0: zero output, nothing else is touched. No workspace. A BF16 state is rounded to nearest once a
+// Memory:   out and out_rest are overwritten; state and conv state of each slot are read and replaced, no two requests may share one.
+//           Slots below 0: zero output and rest, nothing else is touched. No workspace. A BF16 state is rounded to nearest once a
 //           step.
 // Threads:  any; may be captured in a graph, slots are read from device memory.
 // Errors:   CudaStatus of the launch; K3_CHECK on null pointers, alignment and strides.
 // Source:   kernels.md 4; model.md 3.3. Tolerance against short_conv_ref, kda_ref and a norm in double (norm ratio): out
-//           3e-3 (its BF16 rounding is 1.7e-3), FP32 state 1e-6, BF16 state 3e-3 a step; 2e-2 after 4,096 steps, where the
+//           3e-3 (its BF16 rounding is 1.7e-3), with its rest 1e-4, FP32 state 1e-6, BF16 state 3e-3 a step; 2e-2 after 4,096 steps, where the
 //           gate keeps nearly all what double arithmetic with the same roundings reaches (2.2e-2). Conv state bit exact.
 #pragma once
 

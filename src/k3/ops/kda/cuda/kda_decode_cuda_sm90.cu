@@ -162,6 +162,16 @@ __device__ __forceinline__ void low_products(const uint8_t* w, const float (&in)
   __syncthreads();
 }
 
+// What rounding cuts off the outputs [kRows], by the warp that stored them, each lane its own: registers are those of the loops over the
+// state's rows, which leave none for it beside them.
+template <int kRows>
+__device__ __forceinline__ void store_rest(const KdaDecodeArgs& args, const float* outputs, int request, int head, int first) {
+  if (args.out_rest == nullptr) return;
+  auto* const rest = static_cast<__nv_bfloat16*>(args.out_rest) + request * args.rows.out_stride + head * kDim + first;
+#pragma unroll 1
+  for (int i = static_cast<int>(threadIdx.x) % 32; i < kRows; i += 32) rest[i] = __float2bfloat16(outputs[i] - __bfloat162float(__float2bfloat16(outputs[i])));
+}
+
 template <class State, int kSplit, int kWarps>
 constexpr int min_blocks(bool bulk) {
   if (!bulk) return kSplit == 1 && sizeof(State) == 4 ? 2 : 512 / (kWarps * 32);
@@ -192,8 +202,9 @@ __global__ void __launch_bounds__(kWarps * 32, min_blocks<State, kSplit, kWarps>
   const int slot = args.slots.slots[request];
   if (slot < 0) {
     if (early) pdl_wait();
-    for (int i = tid; i < kRows; i += kWarps * 32) out[i] = __float2bfloat16(0.0F);
-    return;
+    if (warp > 0) return;
+    for (int i = lane; i < kRows; i += 32) out[i] = __float2bfloat16(0.0F), outputs[i] = 0;
+    return store_rest<kRows>(args, outputs, request, head, first);
   }
 
   // The state first: it is what takes long.
@@ -361,8 +372,12 @@ __global__ void __launch_bounds__(kWarps * 32, min_blocks<State, kSplit, kWarps>
 #pragma unroll
     for (int i = 0; i < kOut; ++i) {
       const int row = lane + 32 * i;
-      if (row < kRows) out[row] = __float2bfloat16(o[i] * scale * (kSplit > 1 ? norm[kSplit > 1 ? i : 0] : __ldg(w.norm + first + row)) * sigmoid(gate[i]));
+      if (row >= kRows) continue;
+      const float y = o[i] * scale * (kSplit > 1 ? norm[kSplit > 1 ? i : 0] : __ldg(w.norm + first + row)) * sigmoid(gate[i]);
+      out[row] = __float2bfloat16(y);
+      outputs[row] = y;
     }
+    store_rest<kRows>(args, outputs, request, head, first);
   }
   if constexpr (kBulk) {
     if (lane == 0) bulk_wait_read<0>();

@@ -5,7 +5,7 @@
 namespace k3::ops::cuda {
 namespace {
 
-constexpr double kOutTolerance = 3e-3;  // kda_decode_cuda.h
+constexpr double kOutTolerance = 3e-3, kBothTolerance = 1e-4;  // kda_decode_cuda.h
 constexpr double state_tolerance(bool bf16) { return bf16 ? 3e-3 : 1e-6; }
 
 KdaCase plain(int64_t heads) {
@@ -23,7 +23,9 @@ void compare(const KdaCase& shape, int64_t requests, int64_t steps, bool state_b
   std::vector<RequestState> states = p.initial;
   for (int64_t step = 0; step < steps; ++step) {
     const int64_t row = step * requests;
-    ASSERT_TRUE(kda_decode_cuda(d.decode(row, form), nullptr).ok());
+    KdaDecodeArgs args = d.decode(row, form);
+    args.out_rest = d.rest(row);
+    ASSERT_TRUE(kda_decode_cuda(args, nullptr).ok());
     gpu_sync();
     std::vector<float> expected(static_cast<size_t>(requests * p.width));
     for (int64_t r = 0; r < requests; ++r) {
@@ -42,6 +44,9 @@ void compare(const KdaCase& shape, int64_t requests, int64_t steps, bool state_b
     const double ratio = norm_ratio(d.out(row, requests), expected);
     EXPECT_LE(ratio, kOutTolerance) << shape.name << " form " << form << " step " << step;
     worst.out = std::max(worst.out, ratio);
+    const double both = norm_ratio(d.out_and_rest(row, requests), expected);
+    EXPECT_LE(both, kBothTolerance) << shape.name << " form " << form << " step " << step;
+    worst.both = std::max(worst.both, both);
     if (testing::Test::HasFailure()) return;
   }
   for (int64_t slot = 0; slot < d.slot_count(); ++slot) {
@@ -88,17 +93,37 @@ TEST(KdaDecodeGpu, SanitizeNegativeSlots) {
     StepDevice d(p);
     const std::vector<int32_t> slots = d.slots;
     d.set_slots({slots[0], -1, slots[2]});
-    ASSERT_TRUE(kda_decode_cuda(d.decode(0, form), nullptr).ok());
+    KdaDecodeArgs args = d.decode(0, form);
+    args.out_rest = d.rest(0);
+    ASSERT_TRUE(kda_decode_cuda(args, nullptr).ok());
     gpu_sync();
     for (int64_t r = 0; r < 3; ++r) {
       std::vector<float> expected(static_cast<size_t>(p.width), 0.0F);
       RequestState s = p.initial[static_cast<size_t>(r)];
       if (r != 1) p.advance(r, 1, s, expected.data());
       EXPECT_LE(norm_ratio(d.out(r, 1), expected), r == 1 ? 0 : kOutTolerance) << form;
+      EXPECT_LE(norm_ratio(d.out_and_rest(r, 1), expected), r == 1 ? 0 : kBothTolerance) << form;
       EXPECT_LE(norm_ratio(d.state_of(slots[static_cast<size_t>(r)]), s.state), r == 1 ? 0 : 1e-6) << form;
       EXPECT_TRUE(d.conv_is(slots[static_cast<size_t>(r)], s)) << form;
     }
     EXPECT_TRUE(d.guards_intact());
+  }
+}
+
+// Who wants no rest gets the same bits, and nothing is written there.
+TEST(KdaDecodeGpu, SanitizeWithAndWithoutRest) {
+  K3_NEEDS_GPU();
+  for (int form = 1; form <= 4; ++form) {
+    StepProblem p(plain(3), 2, 2, false, true, 13);
+    StepDevice a(p), b(p);
+    KdaDecodeArgs args = a.decode(0, form);
+    args.out_rest = a.rest(0);
+    ASSERT_TRUE(kda_decode_cuda(args, nullptr).ok());
+    ASSERT_TRUE(kda_decode_cuda(b.decode(0, form), nullptr).ok());
+    gpu_sync();
+    EXPECT_EQ(a.out(0, 2), b.out(0, 2)) << form;
+    for (const float x : b.out_and_rest(0, 2)) EXPECT_TRUE(std::isnan(x));  // as poisoned as it was
+    EXPECT_TRUE(a.guards_intact() && b.guards_intact());
   }
 }
 

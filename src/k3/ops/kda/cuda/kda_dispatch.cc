@@ -102,6 +102,7 @@ struct Mix {
     a.export_sequences = exports.sequences;
     a.export_tokens = exports.tokens;
     a.export_slots = exports.slots;
+    a.out_rest = args.y_rest.data;
     ctx.gpu->note(kda_any_cuda(a, ctx.stream), "kda of any size");
   }
 
@@ -111,6 +112,7 @@ struct Mix {
     d.rows = rows();
     d.slots = slots();
     d.batch = static_cast<int32_t>(tokens());
+    d.out_rest = args.y_rest.data;
     // Slots and states were written by the step before, and a step begins with a copy, which everything waits for.
     d.launch.dependent = d.launch.early_state = 1;
     if (args.z_low && fuses_low()) {
@@ -203,7 +205,7 @@ struct Mix {
     const Tensor& out = args.kda.out;
     recur(mixed, out);
     ctx.gpu->note(gated_norm_cuda({tokens(), heads(), out.data, out.stride(0), args.gate.data, args.gate.stride(0), args.norm.f32(),
-                                   args.eps, args.y.data, args.y.stride(0)},
+                                   args.eps, args.y.data, args.y.stride(0), args.y_rest.data},
                                   ctx.stream),
                   "gated norm");
   }
@@ -216,6 +218,7 @@ void kda_mix(const Ctx& ctx, const ops::KdaMixArgs& args, const StateSlots& stat
   static_assert(sizeof(DeviceExport) == sizeof(K3KdaExport));
   K3_CHECK(args.kda.q.dtype == DType::bf16, "kda on a GPU: q {} {}", dtype_name(args.kda.q.dtype), args.kda.q.shape_text());
   if (args.kda.q.dim(0) == 0) return;
+  K3_CHECK(!args.y_rest || args.y_rest.stride(0) == args.y.stride(0), "kda on a GPU: y {}, its rest {}", args.y.stride(0), args.y_rest.stride(0));
   const Mix mix{ctx, args, state, device_exports, static_cast<int64_t>(exports.size())};
   if (mix.any_size()) return mix.plain();
   // Every sequence has one token or none, and nothing is wanted on the way.

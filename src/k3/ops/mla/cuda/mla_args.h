@@ -54,6 +54,7 @@ struct MlaValues {
   void* out = nullptr;
   int64_t out_stride = 0;
   int64_t tokens = 0, heads = 0;
+  void* out_rest = nullptr;  // as out, its stride: what rounding cuts off out; null: nowhere
 };
 
 // Query token t of a request that has n in this step sees cached tokens < length - n + t + 1.
@@ -96,6 +97,7 @@ struct MlaFused {
   int64_t gate_stride = 0;
   void* out = nullptr;
   int64_t out_stride = 0;
+  void* out_rest = nullptr;  // likewise
   void* workspace = nullptr;
   int32_t* counters = nullptr;  // kFusedCounters, zero before and after
 };

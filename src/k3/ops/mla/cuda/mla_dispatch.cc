@@ -1,5 +1,7 @@
 // MLA on a GPU: absorbed over the pages for steps of few tokens a sequence, expanded keys and values for longer ones. Sizes that these do
 // not know take one plain kernel.
+#include <cuda_runtime_api.h>
+
 #include <algorithm>
 
 #include "k3/ops/cuda/dispatch.h"
@@ -72,6 +74,7 @@ void absorbed(const Ctx& ctx, const ops::MlaArgs& args) {
   }
   v.out = args.out.data;
   v.out_stride = args.out.stride(0);
+  v.out_rest = args.out_rest.data;
   v.tokens = tokens;
   v.heads = heads;
   ctx.gpu->note(mla_values_cuda(v, ctx.stream), "mla values");
@@ -165,6 +168,7 @@ void fused(const Ctx& ctx, const ops::MlaArgs& args, const MlaFusedConfig& confi
   }
   f.out = args.out.data;
   f.out_stride = args.out.stride(0);
+  f.out_rest = args.out_rest.data;
   f.workspace = ctx.workspace->bytes(mla_fused_workspace_bytes(config));
   const Result<void*> counters = ctx.gpu->zeroed(kFusedCounters * static_cast<int64_t>(sizeof(int32_t)));
   if (!counters.ok()) end_exhausted(counters.error().message);
@@ -194,11 +198,14 @@ void mla(const Ctx& ctx, const ops::MlaArgs& args) noexcept {
   K3_CHECK(args.q.dtype == DType::bf16 && args.kv_b.scheme == Scheme::bf16, "mla on a GPU: q {} {}", dtype_name(args.q.dtype),
            args.q.shape_text());
   if (args.q.dim(0) == 0) return;
+  K3_CHECK(!args.out_rest || (args.out_rest.contiguous() && args.out_rest.stride(0) == args.out.stride(0)), "mla on a GPU: out {}, its rest {}",
+           args.out.shape_text(), args.out_rest.shape_text());
   const bool known = args.nope == 128 && args.rope == 64 && args.value == kValue && args.rank == kLatent;
   const MlaFusedConfig config = mla_fused_config(args.q.dim(1), args.q.dim(0), ctx.step->sequences, device_info());
   if (known && args.kv && config.usable) return fused(ctx, args, config);
   if (args.kv) latent_append(ctx, args.kv, args.kv_norm, args.kv_eps, args.table);
   if (known && (ctx.deterministic || ctx.step->longest <= kAbsorbedTokens)) return absorbed(ctx, args);  // with the gate
+  if (args.out_rest) ctx.gpu->note({cudaMemsetAsync(args.out_rest.data, 0, static_cast<size_t>(2 * args.out_rest.size()), ctx.stream)}, "mla rest");
   known ? expanded(ctx, args) : plain(ctx, args);
   if (args.gate) cuda::sigmoid_gate(ctx, args.gate, args.out.reshape({args.gate.dim(0), args.gate.dim(1)}));
 }

@@ -166,9 +166,12 @@ __device__ __forceinline__ void finish(const MlaFusedLaunch& p, const FusedWork&
                v[7] * high.w;
       }
       sum = warp_sum(sum);
-      if (lane == 0)
-        static_cast<__nv_bfloat16*>(p.args.out)[token * p.args.out_stride + at] =
-            __float2bfloat16(sum / (1 + exp2f(-gate * kLog2e)));
+      if (lane > 0) continue;
+      const float y = sum / (1 + exp2f(-gate * kLog2e));
+      const __nv_bfloat16 out = __float2bfloat16(y);
+      static_cast<__nv_bfloat16*>(p.args.out)[token * p.args.out_stride + at] = out;
+      if (p.args.out_rest != nullptr)
+        static_cast<__nv_bfloat16*>(p.args.out_rest)[token * p.args.out_stride + at] = __float2bfloat16(y - __bfloat162float(out));
     }
   }
 }

@@ -83,16 +83,17 @@ void check_products(int64_t heads, int64_t tokens) {
   const std::vector<float> q = random_bf16(tokens * q_stride, 1), kv_b = random_bf16(heads * 256 * kRank, 2, 0.044F);
   const std::vector<float> ol = random_bf16(tokens * heads * kRank, 3), gate = random_bf16(tokens * gate_stride, 4);
   const DeviceArray<uint16_t> q_d(to_bf16(q)), kv_b_d(to_bf16(kv_b)), ol_d(to_bf16(ol)), gate_d(to_bf16(gate));
-  const DeviceArray<uint16_t> query(tokens * heads * kRow), out(tokens * out_stride);
+  const DeviceArray<uint16_t> query(tokens * heads * kRow), out(tokens * out_stride), rest(tokens * out_stride);
   ASSERT_TRUE(mla_absorb_cuda({q_d.data(), q_stride, kv_b_d.data(), query.data(), tokens, heads}, nullptr).ok());
   ASSERT_TRUE(mla_values_cuda(
-                  {ol_d.data(), kv_b_d.data(), gate_d.data(), gate_stride, out.data(), out_stride, tokens, heads}, nullptr)
+                  {ol_d.data(), kv_b_d.data(), gate_d.data(), gate_stride, out.data(), out_stride, tokens, heads, rest.data()}, nullptr)
                   .ok());
   gpu_sync();
-  const std::vector<float> got_query = from_bf16(query.get()), got_out = from_bf16(out.get());
-  std::vector<float> ref_query(got_query.size()), ref_out, mine_out;
+  const std::vector<float> got_query = from_bf16(query.get()), got_out = from_bf16(out.get()), got_rest = from_bf16(rest.get());
+  std::vector<float> ref_query(got_query.size()), ref_out, mine_out, both;
   ref_out.resize(static_cast<size_t>(tokens * heads * 128));
   mine_out.resize(ref_out.size());
+  both.resize(ref_out.size());
   parallel_rows(tokens * heads, [&](int64_t row) {
     const int64_t t = row / heads, h = row % heads;
     std::vector<double> sums(kRank);
@@ -113,17 +114,21 @@ void check_products(int64_t heads, int64_t tokens) {
       }
       sum /= 1 + std::exp(-static_cast<double>(gate[static_cast<size_t>(t * gate_stride + h * 128 + d)]));
       ref_out[static_cast<size_t>(row * 128 + d)] = static_cast<float>(sum);
-      mine_out[static_cast<size_t>(row * 128 + d)] = got_out[static_cast<size_t>(t * out_stride + h * 128 + d)];
+      const auto at = static_cast<size_t>(t * out_stride + h * 128 + d);
+      mine_out[static_cast<size_t>(row * 128 + d)] = got_out[at];
+      both[static_cast<size_t>(row * 128 + d)] = got_out[at] + got_rest[at];
     }
   });
   const double first = norm_ratio(got_query, ref_query), second = norm_ratio(mine_out, ref_out);
   EXPECT_LE(first, 3e-3);
   EXPECT_LE(second, 3e-3);
+  EXPECT_LE(norm_ratio(both, ref_out), 5e-5);
   for (int64_t t = 0; t < tokens; ++t) {  // gaps between rows stay as they were
     ASSERT_TRUE(std::isnan(got_out[static_cast<size_t>(t * out_stride + heads * 128)]));
+    ASSERT_TRUE(std::isnan(got_rest[static_cast<size_t>(t * out_stride + heads * 128)]));
   }
   if (show()) fmt::print("products H={} T={}: {:.2e} {:.2e}\n", heads, tokens, first, second);
-  EXPECT_TRUE(query.guards_intact() && out.guards_intact());
+  EXPECT_TRUE(query.guards_intact() && out.guards_intact() && rest.guards_intact());
 }
 
 TEST(MlaProductsGpu, Sanitize) {

@@ -155,7 +155,12 @@ __global__ void __launch_bounds__(kThreads) values(const MlaValues p) {
         x /= 1 + exp2f(-low_bf16(g) * kLog2e);
         y /= 1 + exp2f(-high_bf16(g) * kLog2e);
       }
-      *reinterpret_cast<uint32_t*>(static_cast<__nv_bfloat16*>(p.out) + row * p.out_stride + column) = pack_bf16(x, y);
+      const uint32_t out = pack_bf16(x, y);
+      *reinterpret_cast<uint32_t*>(static_cast<__nv_bfloat16*>(p.out) + row * p.out_stride + column) = out;
+      if (p.out_rest != nullptr) {
+        *reinterpret_cast<uint32_t*>(static_cast<__nv_bfloat16*>(p.out_rest) + row * p.out_stride + column) =
+            pack_bf16(x - low_bf16(out), y - high_bf16(out));
+      }
     }
     __syncthreads();
   }

@@ -15,6 +15,7 @@ struct GatedNorm {
   float eps = 1e-5F;
   void* out = nullptr;
   int64_t out_stride = 0;
+  void* out_rest = nullptr;  // as out, its stride: what rounding cuts off out; null: nowhere
 };
 
 int gated_norm_launch(const GatedNorm& args, void* stream);

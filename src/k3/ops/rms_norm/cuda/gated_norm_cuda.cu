@@ -19,10 +19,13 @@ __global__ void __launch_bounds__(32 * kWarps) gated_norm(GatedNorm a) {
   const float v[4] = {low_bf16(x.x), high_bf16(x.x), low_bf16(x.y), high_bf16(x.y)};
   const float r = rsqrtf(warp_sum(v[0] * v[0] + v[1] * v[1] + v[2] * v[2] + v[3] * v[3]) / 128 + a.eps);
   const auto gated = [&](float value, float weight, float gate) { return value * r * weight / (1 + __expf(-gate)); };
-  uint2 out;
-  out.x = pack_bf16(gated(v[0], w.x, low_bf16(g.x)), gated(v[1], w.y, high_bf16(g.x)));
-  out.y = pack_bf16(gated(v[2], w.z, low_bf16(g.y)), gated(v[3], w.w, high_bf16(g.y)));
+  const float y[4] = {gated(v[0], w.x, low_bf16(g.x)), gated(v[1], w.y, high_bf16(g.x)), gated(v[2], w.z, low_bf16(g.y)),
+                      gated(v[3], w.w, high_bf16(g.y))};
+  const uint2 out = {pack_bf16(y[0], y[1]), pack_bf16(y[2], y[3])};
   *reinterpret_cast<uint2*>(static_cast<__nv_bfloat16*>(a.out) + token * a.out_stride + column) = out;
+  if (a.out_rest == nullptr) return;
+  const uint2 rest = {pack_bf16(y[0] - low_bf16(out.x), y[1] - high_bf16(out.x)), pack_bf16(y[2] - low_bf16(out.y), y[3] - high_bf16(out.y))};
+  *reinterpret_cast<uint2*>(static_cast<__nv_bfloat16*>(a.out_rest) + token * a.out_stride + column) = rest;
 }
 
 }  // namespace
