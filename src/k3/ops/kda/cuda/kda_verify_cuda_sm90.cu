@@ -165,34 +165,30 @@ __device__ __forceinline__ void store_u(const KdaVerifyArgs& args, const VerifyP
   }
 }
 
-// Norm and gate of the outputs, a warp a token.
+// Norm and gate of the outputs, a warp a token, four values a lane.
 template <int kTokens>
 __device__ __forceinline__ void store_outputs(const KdaVerifyArgs& args, const VerifyPair& p, const VerifyLane& l,
-                                              VerifyShared<kTokens>& s) {
-  constexpr int kOut = kDim / 32, kPer = kTokens / kVerifyWarps;
-  float sums[kPer];
+                                              const VerifyShared<kTokens>& s) {
+  constexpr int kPer = kTokens / kVerifyWarps;
+  const int at = 4 * l.lane;
+  float o[kPer][4], sums[kPer], norm[4];
+  load4(&s.norm[at], norm);
 #pragma unroll
   for (int n = 0; n < kPer; ++n) {
-    sums[n] = 0;
-#pragma unroll
-    for (int i = 0; i < kOut; ++i) {
-      const float o = s.v[l.warp + n * kVerifyWarps][l.lane + 32 * i];
-      sums[n] = fmaf(o, o, sums[n]);
-    }
-    sums[n] = warp_sum(sums[n]);
+    load4(&s.v[l.warp + n * kVerifyWarps][at], o[n]);
+    sums[n] = warp_sum(sum_of_squares(o[n]));
   }
 #pragma unroll
   for (int n = 0; n < kPer; ++n) {
     const int token = l.warp + n * kVerifyWarps;
     if (token >= p.count) continue;
     const float scale = rsqrtf(sums[n] * (1.0F / kDim) + args.weights.norm_eps);
-    auto* const out = static_cast<__nv_bfloat16*>(args.rows.out) + (p.row0 + token) * args.rows.out_stride + p.head * kDim;
+    float gate[4];
+    load4(&s.rows[4][3 + token][at], gate);
 #pragma unroll
-    for (int i = 0; i < kOut; ++i) {
-      const int row = l.lane + 32 * i;
-      const float gate = sigmoid(__bfloat162float(s.rows[4][3 + token][row]));
-      out[row] = __float2bfloat16(s.v[token][row] * scale * s.norm[row] * gate);
-    }
+    for (int i = 0; i < 4; ++i) o[n][i] *= scale * norm[i] * sigmoid(gate[i]);
+    auto* const out = static_cast<__nv_bfloat16*>(args.rows.out) + (p.row0 + token) * args.rows.out_stride + p.head * kDim;
+    *reinterpret_cast<uint2*>(out + at) = make_uint2(pack_bf16(o[n][0], o[n][1]), pack_bf16(o[n][2], o[n][3]));
   }
 }
 
