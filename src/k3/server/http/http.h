@@ -93,8 +93,10 @@ struct Limits {
   double idle_seconds = 120;        // from an answer to the end of the next head
   double stalled_seconds = 30;      // without a byte being read by the client
   // Between two writes of a stream: tokens that come faster share one. Nobody sees 4 ms; on a machine whose cores compute, a
-  // wake of the io thread and of the client for each of 600 tokens a second costs 5 % of them.
+  // wake of the io thread and of the client for each of 600 tokens a second costs 5 % of them. But the first writes go at once, and some
+  // after a pause: the head, what a stream opens with and the first token, which somebody waits for.
   double pace_seconds = 0.004;
+  double paced_burst = 4;  // writes that are not held back; each pace_seconds another one, up to so many
   int send_buffer_bytes = 0;        // of the kernel; 0: its default
 };
 

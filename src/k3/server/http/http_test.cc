@@ -292,6 +292,26 @@ TEST_F(Http, ThePaceOfAStreamHoldsBackPiecesButNotItsEnd) {
   EXPECT_EQ(client.ask("GET", "/echo").status, 200);  // the timer of the stream that is over disturbs nobody
 }
 
+// Who waits for the first token gets it, whatever the pace.
+TEST_F(Http, TheFirstPiecesOfAStreamGoAtOnce) {
+  start([](Options& o) { o.limits.pace_seconds = 3600; });
+  HttpClient client(port());
+  for (int round = 0; round < 2; ++round) {  // each stream of a connection anew
+    client.send("GET /hold HTTP/1.1\r\nHost: a\r\n\r\n");
+    const auto exchange = held(round + 1);
+    exchange->begin_stream(200, "text/event-stream", {});
+    EXPECT_THAT(client.read_until("\r\n\r\n"), HasSubstr("text/event-stream"));
+    for (const char* piece : {"first", "second", "third"}) {
+      exchange->write(piece);
+      EXPECT_EQ(client.read_until(std::string(piece) + "\r\n"), fmt::format("{:x}\r\n{}\r\n", std::string_view(piece).size(), piece));
+    }
+    exchange->write("late");
+    exchange->write("more");
+    exchange->finish();
+    EXPECT_EQ(client.read_until("0\r\n\r\n"), "4\r\nlate\r\n4\r\nmore\r\n0\r\n\r\n");
+  }
+}
+
 TEST_F(Http, AbortedStreamsEndWithoutTheirEnd) {
   start();
   HttpClient client(port());

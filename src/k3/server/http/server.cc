@@ -127,6 +127,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   asio::steady_timer timer_;
   uint64_t timer_round_ = 0;
   asio::steady_timer pace_;
+  double unpaced_ = 0;  // writes that may go at once, when they were counted
+  Clock::time_point counted_;
   beast::flat_buffer buffer_{kReadBytes};
   std::optional<Parser> parser_;
   std::string remote_;
@@ -222,6 +224,8 @@ void Connection::make_exchange(const RequestHead& head, bool keep_alive) {
   exchange_->keep_alive = keep_alive && !server_->draining;
   exchange_->chunked = parser_->get().version() >= 11;
   exchange_->output_bytes = limits().output_bytes;
+  unpaced_ = limits().paced_burst;
+  counted_ = Clock::now();
   exchange_->wake = [server = server_, weak = weak_from_this()] {
     const std::lock_guard lock(server->post_mutex);
     if (!server->alive) return;
@@ -416,15 +420,19 @@ void Connection::write_some() {
   });
 }
 
-// The next pieces of a stream wait a moment for those that follow at once.
+// The next pieces of a stream wait a moment for those that follow at once, unless there were few writes of late.
 void Connection::written() {
+  const Clock::time_point now = Clock::now();
+  const double since = std::chrono::duration<double>(now - counted_).count();
+  unpaced_ = std::min(limits().paced_burst, unpaced_ + since / limits().pace_seconds) - 1;
+  counted_ = now;
   bool paced = false;
   {
     const std::lock_guard lock(exchange_->mutex);
-    paced = exchange_->paced = exchange_->streaming && !exchange_->finished && !exchange_->cut_off;
+    paced = exchange_->paced = unpaced_ < 1 && exchange_->streaming && !exchange_->finished && !exchange_->cut_off;
   }
   if (!paced) return flush();
-  pace_.expires_after(duration(limits().pace_seconds));
+  pace_.expires_after(duration((1 - unpaced_) * limits().pace_seconds));
   pace_.async_wait([self = shared_from_this()](error_code) { self->flush(); });
 }
 
