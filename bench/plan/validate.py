@@ -31,7 +31,7 @@ MEDIAN_BOUND, P95_BOUND = 0.15, 0.30
 # Steps as the engine makes them: parts of a prompt of at most 512 tokens (on a GPU 2,048), decodes of as many sequences as there may be
 # users at once, histories as the trace has them (4,000 tokens in the mean).
 DEPTHS = ["-d", "0,1024,4096"]
-PROMPTS = {"cpu": "16,32,64,128,256,512", "gpu": "16,64,128,256,512,1024,2048"}
+PROMPTS = {"cpu": ["-p", "16,32,64,128,256,512"], "gpu": ["-p", "16,64,128,256,512,1024,2048", "--chunk", "2048"]}
 DECODES = ["-p", "0", "-n", "32", *DEPTHS, "-b", "1,2,3,4"]
 NEW, CACHED = 64, 4096  # prompts by which the server's share is found: new tokens behind a prefix that is cached
 STUB_SECONDS_A_TOKEN = 0.01
@@ -86,7 +86,7 @@ def bench(o, path):
                "--json"]
     client = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        prompts = ["-p", PROMPTS["cpu" if o.device == "cpu" else "gpu"], "-n", "0", *DEPTHS]
+        prompts = [*PROMPTS["cpu" if o.device == "cpu" else "gpu"], "-n", "0", *DEPTHS]
         grids = [json.loads(run(o, "bench", o.model, "--json", "--device", o.device, *threads(o), "-r", "3", "--no-ceilings", *grid)) for grid in (prompts, DECODES)]
         if client.poll() is not None:
             sys.exit("validate: the load generator ended before the bench did")

@@ -235,7 +235,10 @@ void linear_many(const Ctx& ctx, const AttnResSite& site, std::span<const Linear
 
 void linear(const Ctx& ctx, const Tensor& x, const Weight& w, const Tensor& y, LinearOptions options) noexcept {
   const LinearPart part{w, y, options.full_precision, options.accumulate};
-  if (ctx.device.is_cuda()) return cuda::linear_many(ctx, x, {&part, 1}, options.x_rest);
+  if (options.x_rest) {
+    K3_CHECK(ctx.device.is_cuda() && !ctx.training, "linear: a second row of x is for a GPU's forward alone");
+    return cuda::linear_many(ctx, x, {&part, 1}, options.x_rest);
+  }
   linear_many(ctx, x, {&part, 1});
 }
 
