@@ -96,7 +96,9 @@ run_tests() {
     elif ! grep -q '^\[  FAILED  \] .*ms)$' "$out/$name.$i"; then
       note="$note ended with code $one in $(grep '^\[ RUN' "$out/$name.$i" | tail -1 | sed 's/.*\] //')"
     fi
-    grep -E '^\[  FAILED  \] .*ms\)$|^========= (Invalid|Race|Error|ERROR|Warning|Program hit|Uninit)|Failure$' "$out/$name.$i" | head -40 >> "$out/failures"
+    # Which tests, then what the first of them says; of a race both sides.
+    grep -E '^\[  FAILED  \] .*ms\)$' "$out/$name.$i" | head -20 >> "$out/failures"
+    grep -E '^========= (Invalid|Race|Error|ERROR|Warning|Program hit|Uninit)|^=========     and |Failure$' "$out/$name.$i" | head -20 >> "$out/failures"
     grep -q '^\[  FAILED  \] .*ms)$' "$out/$name.$i" || tail -5 "$out/$name.$i" >> "$out/failures"
   done
   cat "$out/$name".*[0-9] > "$out/$name"
