@@ -489,6 +489,7 @@ TEST(Sim, OutputsAreLookedAtFirst) {
   refused({"--json", scratch.path("link.json")}, 2, "is what TRACE reads");
   refused({"--json", scratch.path("x"), "--html", scratch.path("./x")}, 2, "--json and --html are the same file");
   refused({"--plots", trace}, 2, "--plots " + trace + ": is a file");
+  refused({"--plots", trace + "/a/b"}, 2, "--plots " + trace + "/a/b: " + trace + " is no folder");
   EXPECT_EQ(file_text(trace), line);
   EXPECT_FALSE(fs::exists(scratch.path("x")));
   k3_ok(with(run, {"--json", scratch.path("old.json"), "--csv", "/dev/null"}));

@@ -44,6 +44,18 @@ Status check_writable(const Named& output) {
               output.path, std::strerror(error));
 }
 
+// A folder that is there, or that can be made in the nearest one that is.
+Status check_plots(const std::string& path) {
+  if (path.empty()) return {};
+  if (path_exists(path) && !is_directory(path)) return fail(Code::invalid_argument, "--plots {}: is a file; name a folder", path);
+  std::error_code error;
+  fs::path at = fs::absolute(path, error);
+  while (!at.empty() && at != at.parent_path() && !fs::exists(at, error)) at = at.parent_path();
+  if (!fs::is_directory(at, error)) return fail(Code::invalid_argument, "--plots {}: {} is no folder", path, at.string());
+  if (::access(at.c_str(), W_OK | X_OK) == 0) return {};
+  return fail(Code::invalid_argument, "--plots {}: {} cannot be written: {}", path, at.string(), std::strerror(errno));
+}
+
 }  // namespace
 
 Status check_outputs(const SimOptions& o) {
@@ -69,9 +81,7 @@ Status check_outputs(const SimOptions& o) {
     }
     K3_TRY(check_writable(output));
   }
-  if (o.plots.empty() || is_directory(o.plots)) return {};
-  if (path_exists(o.plots)) return fail(Code::invalid_argument, "--plots {}: is a file; name a folder", o.plots);
-  return {};
+  return check_plots(o.plots);
 }
 
 }  // namespace k3::cli
