@@ -97,6 +97,7 @@ endif()
 if(K3_HAVE_CUDA AND NOT K3_SANITIZE)
   set_target_properties(k3kernels PROPERTIES EXCLUDE_FROM_ALL OFF)
   add_test(NAME kernel_library COMMAND ${K3_PYTHON} ${CMAKE_SOURCE_DIR}/tests/e2e/kernel_library_test.py $<TARGET_FILE:k3kernels> ${CMAKE_SOURCE_DIR})
+  set_tests_properties(kernel_library PROPERTIES LABELS e2e TIMEOUT 60)
 endif()
 
 if(TARGET k3 AND K3_HAVE_CUDA AND EXISTS ${CMAKE_SOURCE_DIR}/models/k3-mini)

@@ -1,4 +1,5 @@
-// How much device workspace a step takes: follows forward.cc, the layer functions and what ops/*/cuda/*_dispatch.cc take.
+// How much device workspace a step takes: follows forward.cc, the layer functions and what ops/*/cuda/*_dispatch.cc take (but for the second
+// rows of one token: the slack has room for them).
 #include <algorithm>
 
 #include "k3/model/gpu/gpu_plan.h"

@@ -32,7 +32,7 @@ struct AttnResSite {
   float eps = 0;
   Tensor out = {};       // [T, hidden]
   // BF16 alone: [T, hidden] or none, for what rounding cuts off out. Of products behind the site (linear_many) those of full precision
-  // meet both rows, and where they cost nothing, those of one token, all. Where one launch computes site and products it is not written.
+  // meet both rows, and where that costs nothing, in one launch of one token, all. Where one launch computes site and products it is not written.
   Tensor out_rest = {};
 };
 void attn_res_site(const Ctx& ctx, const AttnResSite& site) noexcept;

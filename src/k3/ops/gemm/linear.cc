@@ -242,12 +242,6 @@ void linear(const Ctx& ctx, const Tensor& x, const Weight& w, const Tensor& y, L
   linear_many(ctx, x, {&part, 1});
 }
 
-void linear_two(const Ctx& ctx, const LinearOne& a, const LinearOne& b) noexcept {
-  if (ctx.device.is_cuda()) return cuda::linear_two(ctx, a, b);
-  linear(ctx, a.x, a.w, a.y);
-  linear(ctx, b.x, b.w, b.y);
-}
-
 void linear_transposed(const Ctx& ctx, const Tensor& x, const Weight& w, const Tensor& y) noexcept {
   K3_CHECK(w && w.rows > 0 && w.cols > 0, "linear_transposed: weight of {} x {}", w.rows, w.cols);
   K3_CHECK(!scheme_has_scales(w.scheme), "linear_transposed: mxfp4 and i8 weights are not supported");

@@ -44,13 +44,12 @@ struct AttnResSite;
 void linear_many(const Ctx& ctx, const AttnResSite& site, std::span<const LinearPart> parts) noexcept;
 
 void linear(const Ctx& ctx, const Tensor& x, const Weight& w, const Tensor& y, LinearOptions options = {}) noexcept;
-// Two products of equal shapes with different inputs.
+// One of two products of equal shapes with different inputs, which a GPU computes in one launch (ops/cuda/dispatch.h).
 struct LinearOne {
   Tensor x;
   Weight w;
   Tensor y;
 };
-void linear_two(const Ctx& ctx, const LinearOne& a, const LinearOne& b) noexcept;
 void linear_ref(const Tensor& x, const Weight& w, const Tensor& y, bool round_x_to_bf16) noexcept;
 
 // y[t, :] = sum_o x[t, o] * w[o, :] (the transposed product, for absorbing key rows into a query).

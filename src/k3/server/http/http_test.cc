@@ -3,7 +3,9 @@
 #include <gmock/gmock.h>
 
 #include <atomic>
+#include <chrono>
 #include <mutex>
+#include <thread>
 
 #include "k3/server/http/http_client_test.h"
 
@@ -309,6 +311,29 @@ TEST_F(Http, TheFirstPiecesOfAStreamGoAtOnce) {
     exchange->write("more");
     exchange->finish();
     EXPECT_EQ(client.read_until("0\r\n\r\n"), "4\r\nlate\r\n4\r\nmore\r\n0\r\n\r\n");
+  }
+}
+
+// A timer of the stream before, and wakes that were on their way when a write was paced, let no pieces pass.
+TEST_F(Http, EveryStreamOfAConnectionIsPaced) {
+  start([](Options& o) { o.limits.pace_seconds = 0.05; });
+  HttpClient client(port());
+  for (int round = 0; round < 3; ++round) {
+    client.send("GET /hold HTTP/1.1\r\nHost: a\r\n\r\n");
+    const auto exchange = held(round + 1);
+    exchange->begin_stream(200, "text/event-stream", {});
+    std::thread writer([&] {
+      for (int i = 0; i < 200; ++i) {
+        exchange->write("x");
+        std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      }
+      exchange->finish();
+    });
+    int reads = 0;  // 4 and one each 50 ms
+    while (client.buffer().find("\r\n0\r\n\r\n") == std::string::npos && client.receive()) ++reads;
+    client.buffer().clear();
+    writer.join();
+    EXPECT_LE(reads, 60) << round;
   }
 }
 

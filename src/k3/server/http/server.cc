@@ -424,7 +424,7 @@ void Connection::write_some() {
 void Connection::written() {
   const Clock::time_point now = Clock::now();
   const double since = std::chrono::duration<double>(now - counted_).count();
-  unpaced_ = std::min(limits().paced_burst, unpaced_ + since / limits().pace_seconds) - 1;
+  unpaced_ = std::max(0.0, std::min(limits().paced_burst, unpaced_ + since / limits().pace_seconds) - 1);  // no debt: a wake may come early
   counted_ = now;
   bool paced = false;
   {
@@ -433,7 +433,9 @@ void Connection::written() {
   }
   if (!paced) return flush();
   pace_.expires_after(duration((1 - unpaced_) * limits().pace_seconds));
-  pace_.async_wait([self = shared_from_this()](error_code) { self->flush(); });
+  pace_.async_wait([self = shared_from_this()](error_code failed) {
+    if (!failed) self->flush();  // else another timer took its place, or the connection ended
+  });
 }
 
 void Connection::end_exchange(int status) {
