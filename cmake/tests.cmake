@@ -70,7 +70,7 @@ if(K3_HAVE_CUDA AND NOT K3_SANITIZE)  # sanitizers do not follow fibers
   foreach(_kernel mla/cuda/mla_decode_sm90 mla/cuda/mla_decode_halves_sm90 mla/cuda/mla_merge_sm90 moe/cuda/moe_grouped_bf16_sm90
           moe/cuda/moe_grouped_mxfp4_sm90 moe/cuda/moe_grouped_cuda moe/cuda/moe_plan_cuda_sm90 moe/cuda/moe_one_sm90 moe/cuda/moe_stream_sm90
           moe/cuda/moe_combine_cuda_sm90 moe/cuda/moe_stream_pack_sm90 mla/cuda/mla_prefill_sm90 gemm/cuda/gemm_wide_sm90
-          kda/cuda/kda_prefill_sm90 kda/cuda/kda_prefill_scan_sm90 kda/cuda/kda_verify_cuda_sm90
+          kda/cuda/kda_prefill_sm90 kda/cuda/kda_prefill_scan_sm90 kda/cuda/kda_decode_cuda_sm90 kda/cuda/kda_verify_cuda_sm90
           attn_res/cuda/attn_res_site_sm90)
     get_filename_component(_name ${_kernel} NAME)
     set(_file ${CMAKE_BINARY_DIR}/generated/emulated/${_name}.cc)

@@ -86,6 +86,9 @@ void cluster_sync() {
   cluster_arrive();
   cluster_wait();
 }
+void pdl_wait() {
+  wait_until("the kernel before", 0, [] { return machine().before_ended; });
+}
 uint32_t cluster_rank() {
   const Block& block = *machine().self->block;
   return block.number - block.first;

@@ -3,7 +3,9 @@
 
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <string>
+#include <vector>
 
 namespace k3::emulator {
 
@@ -13,6 +15,8 @@ struct Options {
   bool late_copies = false;    // the copy engine likewise
   uint32_t latest = 400;       // rounds that a few of them take; most take up to 40
   bool whole_grid = false;     // all blocks of a launch live together, else one cluster after another
+  std::vector<std::span<char>> before =
+      {};  // what the kernel before still writes: nothing is there until rounds after a cluster began
 };
 void set_options(const Options& options);
 // Why the last launch that answered other than 0 failed: who waits for what, or what went wrong where.

@@ -163,6 +163,26 @@ TEST(Emulator, BlocksOfAGridLiveTogether) {
   EXPECT_THAT(emulator::failure(), HasSubstr("128 threads of block 0, warpgroup 0, at a number in memory"));
 }
 
+TEST(Emulator, TheKernelBeforeMayStillWrite) {
+  std::array<uint16_t, kThreads> written = {}, soon = {}, late = {};
+  written.fill(7);
+  const auto kernel = [&] {
+    if (blockIdx.x == 0) soon[threadIdx.x] = written[threadIdx.x];
+    pdl_wait();
+    if (blockIdx.x == 1) late[threadIdx.x] = written[threadIdx.x];
+  };
+  int poison = 0;
+  for (uint32_t seed = 0; seed < 8; ++seed) {
+    emulator::set_options({.seed = seed, .before = {{reinterpret_cast<char*>(written.data()), sizeof written}}});
+    ASSERT_EQ(emulator::run({.blocks = {2, 1, 1}, .threads = {kThreads, 1, 1}}, kernel), 0) << emulator::failure();
+    poison += soon[5] == 0xFFFF ? 1 : 0;
+    EXPECT_EQ(late[5], 7);
+    EXPECT_EQ(written[5], 7);
+  }
+  emulator::set_options({});
+  EXPECT_GT(poison, 0);
+}
+
 TEST(Emulator, SaysWhoWaitsForWhat) {
   EXPECT_NE(run_block([] {
               if (threadIdx.x < 32) __syncthreads();

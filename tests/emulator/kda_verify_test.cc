@@ -1,13 +1,9 @@
 // Speculative windows of delta attention, as for Hopper, by the sessions of the tests on a GPU: with copies that land late,
 // warps in random order.
-#include "k3/ops/kda/cuda/kda_decode_cuda.cuh"
 #include "k3/ops/kda/cuda/kda_verify_session_test.h"
 #include "tests/emulator/emulator.h"
 
 namespace k3::ops::cuda {
-
-int kda_decode_launch(const KdaDecodeArgs&, const KdaDecodeConfig&, cudaStream_t) { return 1; }  // not emulated
-
 namespace {
 
 void pace(uint32_t seed, uint32_t latest = 400) {

@@ -127,6 +127,8 @@ struct Machine {
   std::string failure;
   std::mt19937 random;
   Options options;
+  std::vector<std::string> before;  // what the kernel before writes, until it has
+  bool before_ended = true;
 };
 Machine& machine();
 

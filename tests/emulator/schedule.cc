@@ -161,6 +161,23 @@ void let_events_happen() {
 
 Index place_of(unsigned at, const Index& sizes) { return {at % sizes.x, at / sizes.x % sizes.y, at / sizes.x / sizes.y}; }
 
+void end_kernel_before() {
+  Machine& m = machine();
+  for (size_t i = 0; i < m.before.size(); ++i)
+    std::copy(m.before[i].begin(), m.before[i].end(), m.options.before[i].begin());
+  m.before.clear();
+  m.before_ended = true;
+}
+void begin_beside_kernel_before() {
+  Machine& m = machine();
+  for (const std::span<char> memory : m.options.before) {
+    m.before.emplace_back(memory.begin(), memory.end());
+    std::fill(memory.begin(), memory.end(), static_cast<char>(0xFF));
+  }
+  m.before_ended = m.before.empty();
+  if (!m.before_ended) later(true, end_kernel_before);
+}
+
 void begin(const Grid& grid, unsigned first, unsigned count) {
   Machine& m = machine();
   m.blocks.clear();
@@ -174,6 +191,7 @@ void begin(const Grid& grid, unsigned first, unsigned count) {
                   {place_of(t, grid.threads), place_of(first + number, grid.blocks), grid.threads, grid.blocks});
     }
   }
+  begin_beside_kernel_before();
 }
 
 void go_on_to_the_end() {
@@ -239,6 +257,7 @@ int run(const Grid& grid, const std::function<void()>& kernel) {
     begin(grid, first, together);
     go_on_to_the_end();
     put_in_place(nullptr);
+    end_kernel_before();
   }
   for (const auto& f : m.fibers) f->started = f->started && f->done;
   return m.failure.empty() ? 0 : 1;

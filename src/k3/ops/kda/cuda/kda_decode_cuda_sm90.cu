@@ -188,7 +188,7 @@ __global__ void __launch_bounds__(kWarps * 32, min_blocks<State, kSplit, kWarps>
   __shared__ float sums[8];
   __shared__ __align__(8) uint64_t loaded[kWarps];
   __shared__ __align__(16) float low_in[2][kSplit > 1 ? kDim : 4];
-  extern __shared__ __align__(128) uint8_t stage[];
+  K3_SHARED_BYTES(stage, 128);
 
   const KdaWeights& w = args.weights;
   const int tid = static_cast<int>(threadIdx.x), warp = tid / 32, lane = tid % 32;

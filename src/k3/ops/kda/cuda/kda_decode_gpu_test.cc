@@ -1,79 +1,48 @@
 #include <gtest/gtest.h>
 
-#include "k3/ops/kda/cuda/kda_decode_gpu_util.h"
+#include "k3/ops/kda/cuda/kda_decode_session_test.h"
 
 namespace k3::ops::cuda {
 namespace {
 
-constexpr double kOutTolerance = 3e-3, kBothTolerance = 1e-4;  // kda_decode_cuda.h
-constexpr double state_tolerance(bool bf16) { return bf16 ? 3e-3 : 1e-6; }
+constexpr double kOutTolerance = DecodeSession::kOutTolerance;
 
-KdaCase plain(int64_t heads) {
-  KdaCase c;
-  c.name = "normal";
-  c.heads = heads;
-  return c;
-}
-
-// `steps` tokens of every request, each compared; after a step the reference goes on from the kernel's state.
-void compare(const KdaCase& shape, int64_t requests, int64_t steps, bool state_bf16, bool conv_bf16, int form,
-             WorstRatios& worst) {
-  StepProblem p(shape, steps * requests, requests, state_bf16, conv_bf16, 5 + static_cast<uint64_t>(form));
-  StepDevice d(p);
-  std::vector<RequestState> states = p.initial;
-  for (int64_t step = 0; step < steps; ++step) {
-    const int64_t row = step * requests;
-    KdaDecodeArgs args = d.decode(row, form);
-    args.out_rest = d.rest(row);
-    ASSERT_TRUE(kda_decode_cuda(args, nullptr).ok());
-    gpu_sync();
-    std::vector<float> expected(static_cast<size_t>(requests * p.width));
-    for (int64_t r = 0; r < requests; ++r) {
-      RequestState& s = states[static_cast<size_t>(r)];
-      p.advance(row + r, 1, s, expected.data() + r * p.width);
-      const std::string what = fmt::format("{} H {} B {} {} form {} step {} request {}", shape.name, shape.heads, requests,
-                                           state_bf16 ? "bf16" : "f32", form, step, r);
-      const int32_t slot = d.slots[static_cast<size_t>(r)];
-      const std::vector<float> got = d.state_of(slot);
-      const double ratio = norm_ratio(got, s.state);
-      EXPECT_LE(ratio, state_tolerance(state_bf16)) << what;
-      worst.state = std::max(worst.state, ratio);
-      EXPECT_TRUE(d.conv_is(slot, s)) << what;
-      s.state = got;
-    }
-    const double ratio = norm_ratio(d.out(row, requests), expected);
-    EXPECT_LE(ratio, kOutTolerance) << shape.name << " form " << form << " step " << step;
-    worst.out = std::max(worst.out, ratio);
-    const double both = norm_ratio(d.out_and_rest(row, requests), expected);
-    EXPECT_LE(both, kBothTolerance) << shape.name << " form " << form << " step " << step;
-    worst.both = std::max(worst.both, both);
-    if (testing::Test::HasFailure()) return;
-  }
-  for (int64_t slot = 0; slot < d.slot_count(); ++slot) {
-    const bool used = std::find(d.slots.begin(), d.slots.end(), slot) != d.slots.end();
-    EXPECT_TRUE(used || d.untouched(slot)) << slot;
-  }
-  EXPECT_TRUE(d.guards_intact());
+// `steps` tokens of every request.
+void compare(const KdaCase& shape, int64_t requests, int64_t steps, const DecodeForm& form, WorstRatios& worst) {
+  DecodeSession s(shape, requests, steps, form, 5 + static_cast<uint64_t>(form.form));
+  s.worst = &worst;
+  for (int64_t step = 0; step < steps && !testing::Test::HasFailure(); ++step) s.step();
+  s.check_rest_of_memory();
 }
 
 TEST(KdaDecodeGpu, SanitizeEveryFormAndDtype) {
   K3_NEEDS_GPU();
   WorstRatios f32("decode forms f32"), bf16("decode forms bf16");
   for (int form = 0; form <= 4; ++form) {
-    compare(plain(1), 1, 2, false, true, form, f32);
-    compare(plain(1), 1, 2, true, true, form, bf16);
+    compare(plain(1), 1, 2, {.form = form}, f32);
+    compare(plain(1), 1, 2, {.form = form, .state_bf16 = true}, bf16);
   }
-  compare(plain(3), 2, 2, false, false, 0, f32);
-  compare(plain(3), 2, 2, false, false, 1, f32);
+  compare(plain(3), 2, 2, {.conv_bf16 = false}, f32);
+  compare(plain(3), 2, 2, {.form = 1, .conv_bf16 = false}, f32);
+}
+
+// z and the gate of products of low rank, which have more than 16 bits here.
+TEST(KdaDecodeGpu, SanitizeLowRank) {
+  K3_NEEDS_GPU();
+  WorstRatios f32("decode low rank f32"), bf16("decode low rank bf16");
+  for (const DecodeLow low : {DecodeLow::z, DecodeLow::z_and_gate}) {
+    compare(plain(3), 2, 2, {.form = 2, .low = low}, f32);
+    compare(plain(3), 2, 2, {.form = 2, .state_bf16 = true, .low = low}, bf16);
+  }
 }
 
 TEST(KdaDecodeGpu, EveryInputSet) {
   K3_NEEDS_GPU();
   WorstRatios f32("decode input sets f32"), bf16("decode input sets bf16");
   for (const KdaCase& c : kda_input_sets(2, 128, {1})) {
-    compare(c, 2, 3, false, true, 4, f32);
-    compare(c, 2, 3, true, true, 3, bf16);
-    compare(c, 2, 1, false, true, 0, f32);
+    compare(c, 2, 3, {.form = 4}, f32);
+    compare(c, 2, 3, {.form = 3, .state_bf16 = true}, bf16);
+    compare(c, 2, 1, {}, f32);
   }
 }
 
@@ -81,50 +50,25 @@ TEST(KdaDecodeGpu, ShapesOfTheModel) {
   K3_NEEDS_GPU();
   WorstRatios f32("decode shapes f32"), bf16("decode shapes bf16");
   for (const auto& [heads, requests] : {std::pair{12, 1}, {96, 1}, {12, 8}, {5, 33}, {96, 4}}) {
-    compare(plain(heads), requests, 1, false, true, 0, f32);
-    compare(plain(heads), requests, 1, true, true, 0, bf16);
+    compare(plain(heads), requests, 1, {}, f32);
+    compare(plain(heads), requests, 1, {.state_bf16 = true}, bf16);
   }
 }
 
 TEST(KdaDecodeGpu, SanitizeNegativeSlots) {
   K3_NEEDS_GPU();
   for (int form = 1; form <= 4; ++form) {
-    StepProblem p(plain(2), 3, 3, false, true, 9);
-    StepDevice d(p);
-    const std::vector<int32_t> slots = d.slots;
-    d.set_slots({slots[0], -1, slots[2]});
-    KdaDecodeArgs args = d.decode(0, form);
-    args.out_rest = d.rest(0);
-    ASSERT_TRUE(kda_decode_cuda(args, nullptr).ok());
-    gpu_sync();
-    for (int64_t r = 0; r < 3; ++r) {
-      std::vector<float> expected(static_cast<size_t>(p.width), 0.0F);
-      RequestState s = p.initial[static_cast<size_t>(r)];
-      if (r != 1) p.advance(r, 1, s, expected.data());
-      EXPECT_LE(norm_ratio(d.out(r, 1), expected), r == 1 ? 0 : kOutTolerance) << form;
-      EXPECT_LE(norm_ratio(d.out_and_rest(r, 1), expected), r == 1 ? 0 : kBothTolerance) << form;
-      EXPECT_LE(norm_ratio(d.state_of(slots[static_cast<size_t>(r)]), s.state), r == 1 ? 0 : 1e-6) << form;
-      EXPECT_TRUE(d.conv_is(slots[static_cast<size_t>(r)], s)) << form;
-    }
-    EXPECT_TRUE(d.guards_intact());
+    DecodeSession s(plain(2), 3, 1, {.form = form}, 9);
+    s.lose_slot(1);
+    s.step();
+    s.check_rest_of_memory();
   }
 }
 
-// Who wants no rest gets the same bits, and nothing is written there.
 TEST(KdaDecodeGpu, SanitizeWithAndWithoutRest) {
   K3_NEEDS_GPU();
-  for (int form = 1; form <= 4; ++form) {
-    StepProblem p(plain(3), 2, 2, false, true, 13);
-    StepDevice a(p), b(p);
-    KdaDecodeArgs args = a.decode(0, form);
-    args.out_rest = a.rest(0);
-    ASSERT_TRUE(kda_decode_cuda(args, nullptr).ok());
-    ASSERT_TRUE(kda_decode_cuda(b.decode(0, form), nullptr).ok());
-    gpu_sync();
-    EXPECT_EQ(a.out(0, 2), b.out(0, 2)) << form;
-    for (const float x : b.out_and_rest(0, 2)) EXPECT_TRUE(std::isnan(x));  // as poisoned as it was
-    EXPECT_TRUE(a.guards_intact() && b.guards_intact());
-  }
+  for (int form = 1; form <= 4; ++form) check_rest_changes_nothing({.form = form}, 13);
+  check_rest_changes_nothing({.form = 2, .low = DecodeLow::z_and_gate}, 13);
 }
 
 // A captured step is replayed for other requests by changing the slot array alone.
@@ -158,7 +102,7 @@ TEST(KdaDecodeGpu, GraphReplayWithChangedSlots) {
       p.advance(static_cast<int64_t>(i), 1, state, expected.data());
       EXPECT_LE(norm_ratio(d.out(static_cast<int64_t>(i), 1), expected), kOutTolerance);
       const std::vector<float> got = d.state_of(all[r]);
-      EXPECT_LE(norm_ratio(got, state.state), state_tolerance(false));
+      EXPECT_LE(norm_ratio(got, state.state), DecodeSession::state_tolerance(false));
       EXPECT_TRUE(d.conv_is(all[r], state));
       state.state = got;
     }

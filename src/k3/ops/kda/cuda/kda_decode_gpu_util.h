@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,13 @@
 #include "k3/ops/short_conv/short_conv.h"
 
 namespace k3::ops::cuda {
+
+inline KdaCase plain(int64_t heads) {
+  KdaCase c;
+  c.name = "normal";
+  c.heads = heads;
+  return c;
+}
 
 struct RequestState {
   std::vector<float> state;     // [H, 128, 128]
@@ -151,6 +159,7 @@ class StepDevice {
     a.batch = static_cast<int32_t>(p_.requests);
     return a;
   }
+  std::span<uint16_t> inputs() const { return {x_.data(), static_cast<size_t>(x_.size())}; }  // what is a row a token
   void* rest(int64_t row) const { return rest_.data() + row * out_stride_; }
   KdaWeights weights() const {
     KdaWeights w{};

@@ -11,13 +11,6 @@ namespace k3::ops::cuda {
 constexpr double kOutTolerance = 3e-3;  // kda_verify_cuda.h
 constexpr double state_tolerance(bool bf16) { return bf16 ? 3e-3 : 1e-5; }
 
-inline KdaCase plain(int64_t heads) {
-  KdaCase c;
-  c.name = "normal";
-  c.heads = heads;
-  return c;
-}
-
 struct VerifyCycle {
   std::vector<int32_t> accepted, counts;  // of the old window; rows of the new one
   std::vector<int32_t> boundary = {};     // with exports

@@ -161,7 +161,7 @@ inline uint64_t make_desc(uint32_t address, uint32_t leading, uint32_t stride, S
 constexpr uint32_t swizzled(uint32_t address) { return address ^ ((address >> 7 & 7) << 4); }
 constexpr uint32_t swizzle_128(uint32_t row, uint32_t byte) { return row * 128 + (byte ^ ((row & 7) << 4)); }
 
-inline void pdl_wait() {}
+void pdl_wait();
 inline void pdl_release() {}
 
 }  // namespace k3::ops::cuda
