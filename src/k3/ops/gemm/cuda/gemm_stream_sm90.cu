@@ -105,6 +105,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) stream_kernel(const __grid_
     if (slot == begin + kDepth * kSlot) slot = begin;
   }
   cp_async_wait<0>();
+  __syncwarp();  // sums go where other lanes' copies did, of which the last are still zeros on their way
   finish<kRowTiles, kTokenTiles, true>(p, place, acc, reinterpret_cast<float*>(shared), kDepth * kSlot / 4);
 }
 
