@@ -14,7 +14,9 @@ struct Options {
   bool late_products = false;  // wgmma computes a random number of rounds after it was issued
   bool late_copies = false;    // the copy engine likewise
   uint32_t latest = 400;       // rounds that a few of them take; most take up to 40
+  uint32_t pace_rounds = 128;  // after which each warp's pace is another, so about as long one may sleep
   bool whole_grid = false;     // all blocks of a launch live together, else one cluster after another
+  bool late_blocks = false;    // of those some begin up to `latest` rounds after the others
   std::vector<std::span<char>> before =
       {};  // what the kernel before still writes: nothing is there until rounds after a cluster began
 };

@@ -83,6 +83,7 @@ struct Block {
   KeptVariables variables;                    // while another block's are in their place
   uint32_t number = 0, first = 0, bytes = 0;  // first: of its cluster
   int threads = 0, living = 0;
+  uint64_t begins = 0;                   // round
   std::map<uint32_t, Barrier> barriers;  // by offset
   std::vector<Warp> warps;
   std::vector<Warpgroup> warpgroups;

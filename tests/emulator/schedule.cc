@@ -13,7 +13,7 @@ namespace k3::emulator {
 namespace {
 
 constexpr size_t kStackBytes = 96 << 10;
-constexpr int kIdleRounds = 2000;  // without a step before it is called a deadlock: slow warps have had their turn
+constexpr uint32_t kIdlePaces = 16;  // without a step before it is called a deadlock: slow warps have had their turn
 
 // One launch after another.
 void fiber_main() {
@@ -124,7 +124,7 @@ size_t turn_of_warp(size_t warp) {
 // Warps of all blocks in random order, slow ones seldom; how many threads live on.
 size_t round_of_turns() {
   Machine& m = machine();
-  if (m.rounds++ % 128 == 0) change_pace();
+  if (m.rounds++ % m.options.pace_rounds == 0) change_pace();
   const size_t warps = m.threads / 32;
   std::vector<size_t> blocks(m.blocks.size()), order(warps);
   for (size_t i = 0; i < blocks.size(); ++i) blocks[i] = i;
@@ -133,6 +133,11 @@ size_t round_of_turns() {
   size_t living = 0;
   for (const size_t block : blocks) {
     if (m.blocks[block]->living == 0) continue;
+    if (m.blocks[block]->begins > m.rounds) {
+      m.moved = true;
+      ++living;
+      continue;
+    }
     std::shuffle(order.begin(), order.end(), m.random);
     for (const size_t warp : order) living += turn_of_warp(block * warps + warp);
   }
@@ -186,6 +191,12 @@ void begin(const Grid& grid, unsigned first, unsigned count) {
   m.paces.assign(count * m.threads / 32, 1);
   for (unsigned number = 0; number < count; ++number) {
     m.blocks.push_back(make_block(number, m.threads, grid.shared_bytes));
+    Block& block = *m.blocks.back();
+    if (block.first != number) {
+      block.begins = m.blocks[block.first]->begins;
+    } else if (m.options.late_blocks && m.random() % 2 == 0) {
+      block.begins = m.random() % m.options.latest;
+    }
     for (unsigned t = 0; t < m.threads; ++t) {
       begin_fiber(number * m.threads + t, *m.blocks.back(),
                   {place_of(t, grid.threads), place_of(first + number, grid.blocks), grid.threads, grid.blocks});
@@ -196,7 +207,7 @@ void begin(const Grid& grid, unsigned first, unsigned count) {
 
 void go_on_to_the_end() {
   Machine& m = machine();
-  int idle = 0;
+  uint32_t idle = 0;
   for (bool living = true; living || !m.events.empty();) {
     m.moved = false;
     living = round_of_turns() != 0;
@@ -204,7 +215,7 @@ void go_on_to_the_end() {
     let_events_happen();
     if (!m.failure.empty()) return;
     idle = m.moved || !m.events.empty() ? 0 : idle + 1;
-    if (idle > kIdleRounds) m.failure = deadlock();
+    if (idle > kIdlePaces * m.options.pace_rounds) m.failure = deadlock();
   }
 }
 

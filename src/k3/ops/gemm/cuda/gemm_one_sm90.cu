@@ -13,6 +13,7 @@
 #include "k3/ops/cuda/beside.cuh"
 #include "k3/ops/cuda/once.cuh"
 #include "k3/ops/cuda/warp_arrive.cuh"
+#include "k3/ops/gemm/cuda/gemm_one_words.cuh"
 #include "k3/ops/gemm/cuda/gemm_site.cuh"
 
 namespace k3::ops::cuda {
@@ -31,9 +32,6 @@ struct State {
 
 __device__ __forceinline__ uint32_t row_bytes(const Rows& p) { return (static_cast<uint32_t>(p.in) * 2 + 127) & ~127U; }  // of x in shared memory
 __device__ __forceinline__ uint32_t at(const uint64_t& bar) { return shared_address(&bar); }
-__device__ __forceinline__ void prefetch_l2(const void* from, uint32_t bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;\n" ::"l"(from), "r"(bytes) : "memory");
-}
 
 // Copies groups of rows, as long as there are any.
 __device__ __forceinline__ void produce(const Rows& p, State& s, uint32_t ring) {
@@ -158,7 +156,7 @@ __device__ __forceinline__ void finish_groups(const Rows& p, State& s) {
 
 template <bool kSite>
 __global__ void __launch_bounds__(kThreads, 2) one_kernel(const __grid_constant__ Rows p) {
-  extern __shared__ __align__(128) uint8_t shared[];
+  K3_SHARED_BYTES(shared, 128);
   __shared__ __align__(8) State s;
   const int tid = threadIdx.x, warp = tid / 32;
   const uint32_t x_at = shared_address(shared), ring = x_at + row_bytes(p) * (p.split ? 2 : 1);

@@ -19,7 +19,7 @@ template <int kRowTiles, int kTokenTiles, int kDepth, int kBlocks>
 __global__ void __launch_bounds__(kThreads, kBlocks) stream_kernel(const __grid_constant__ Rows p) {
   constexpr int kSlot = slot_bytes(kRowTiles, kTokenTiles), kHalves = 2 * kRowTiles;
   static_assert(kDepth * kSlot >= 8 * kTokenTiles * sum_pitch(kRowTiles) * 4);
-  extern __shared__ __align__(128) uint8_t shared[];
+  K3_SHARED_BYTES(shared, 128);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, q = lane % 4;
   const Place place = place_of(p, 8 * kTokenTiles);
   const Tile tile = tile_at(p, place.tile);
