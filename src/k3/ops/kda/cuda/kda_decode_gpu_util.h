@@ -159,7 +159,8 @@ class StepDevice {
     a.batch = static_cast<int32_t>(p_.requests);
     return a;
   }
-  std::span<uint16_t> inputs() const { return {x_.data(), static_cast<size_t>(x_.size())}; }  // what is a row a token
+  // What is a row a token, from `row` on.
+  std::span<uint16_t> inputs(int64_t row) const { return {x_.data() + row * wide_, static_cast<size_t>(x_.size() - row * wide_)}; }
   void* rest(int64_t row) const { return rest_.data() + row * out_stride_; }
   KdaWeights weights() const {
     KdaWeights w{};

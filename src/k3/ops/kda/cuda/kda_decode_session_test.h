@@ -75,7 +75,7 @@ class DecodeSession {
   bool rest = true;
   const StepDevice& device() const { return d_; }
   // All that the kernel before may still write when one of early_state begins.
-  std::vector<std::span<uint16_t>> inputs() const { return {d_.inputs(), factors_.inputs(0), factors_.inputs(1)}; }
+  std::vector<std::span<uint16_t>> inputs() const { return {d_.inputs(0), factors_.inputs(0), factors_.inputs(1)}; }
 
   // From now on.
   void lose_slot(size_t request) {

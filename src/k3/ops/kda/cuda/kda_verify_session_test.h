@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
+
 #include "k3/ops/kda/cuda/kda_decode_gpu_util.h"
 
 namespace k3::ops::cuda {
@@ -38,6 +40,7 @@ class VerifySession {
   bool separate = false;  // each window in two calls: commit, then verify with nothing accepted
   bool dependent = false, early = false;
   int32_t form = 0;  // 1: states without the copy engine
+  std::function<void(std::span<uint16_t>)> young;  // told before each call what the kernel before it may still write
   StepDevice& device() { return d_; }
   StepProblem& problem() { return p_; }
 
@@ -53,6 +56,7 @@ class VerifySession {
       accepted_.set(std::vector<int32_t>(cycle.accepted.size(), 0));
       ASSERT_TRUE(kda_verify_cuda(verify_args(false), nullptr).ok());
     } else {
+      if (young) young(d_.inputs(row_));
       ASSERT_TRUE(kda_verify_cuda(verify_args(exporting), nullptr).ok());
     }
     check(cycle, offsets, exports, what);
