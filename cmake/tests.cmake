@@ -71,7 +71,8 @@ if(K3_HAVE_CUDA AND NOT K3_SANITIZE)  # sanitizers do not follow fibers
           moe/cuda/moe_grouped_mxfp4_sm90 moe/cuda/moe_grouped_cuda moe/cuda/moe_plan_cuda_sm90 moe/cuda/moe_one_sm90 moe/cuda/moe_stream_sm90
           moe/cuda/moe_combine_cuda_sm90 moe/cuda/moe_stream_pack_sm90 mla/cuda/mla_prefill_sm90 gemm/cuda/gemm_wide_sm90 gemm/cuda/gemm_one_sm90 gemm/cuda/gemm_stream_sm90
           kda/cuda/kda_prefill_sm90 kda/cuda/kda_prefill_scan_sm90 kda/cuda/kda_decode_cuda_sm90 kda/cuda/kda_verify_cuda_sm90
-          attn_res/cuda/attn_res_site_sm90)
+          kda/train/cuda/kda_train_inner_sm90 kda/train/cuda/kda_train_scan_sm90 kda/train/cuda/kda_train_grads_sm90
+          kda/train/cuda/kda_train_forward_sm90 kda/train/cuda/kda_train_sums_cuda attn_res/cuda/attn_res_site_sm90)
     get_filename_component(_name ${_kernel} NAME)
     set(_file ${CMAKE_BINARY_DIR}/generated/emulated/${_name}.cc)
     file(GENERATE OUTPUT ${_file} CONTENT "#include \"k3/ops/${_kernel}.cu\"\n")
@@ -80,8 +81,8 @@ if(K3_HAVE_CUDA AND NOT K3_SANITIZE)  # sanitizers do not follow fibers
   add_library(k3_emulated_kernels OBJECT ${_emulated})
   file(GLOB _tests CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/tests/emulator/*.cc)
   foreach(_plain moe/cuda/moe_grouped_cuda moe/cuda/moe_plan_cuda moe/cuda/moe_stream_cuda kda/cuda/kda_prefill_cuda kda/cuda/kda_prefill_maps
-          kda/cuda/kda_decode_cuda kda/cuda/kda_verify_cuda gemm/cuda/gemm_cuda  # what builds their arguments
-          kda/kda_ref short_conv/short_conv_ref gemm/linear_ref situ_glu/situ_glu_ref
+          kda/cuda/kda_decode_cuda kda/cuda/kda_verify_cuda kda/train/cuda/kda_train_dispatch gemm/cuda/gemm_cuda  # what builds their arguments
+          kda/kda_ref kda/train/kda_train_ref short_conv/short_conv_ref gemm/linear_ref situ_glu/situ_glu_ref
           mxfp4/mxfp4 mxfp4/mxfp4_ref mxfp4/mxfp4_cpu_avx2 mxfp4/mxfp4_cpu_avx512)  # what they are compared with
     list(APPEND _tests ${CMAKE_SOURCE_DIR}/src/k3/ops/${_plain}.cc)
   endforeach()

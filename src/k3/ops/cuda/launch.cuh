@@ -8,6 +8,7 @@
 // A block's dynamic shared memory. A macro because tests/emulator has another meaning for it.
 #define K3_SHARED_MEMORY(name) extern __shared__ __align__(1024) char name[]
 #define K3_SHARED_BYTES(name, alignment) extern __shared__ __align__(alignment) uint8_t name[]
+#define K3_SHARED_ARRAY(type, name) extern __shared__ type name[]
 
 namespace k3::ops::cuda {
 

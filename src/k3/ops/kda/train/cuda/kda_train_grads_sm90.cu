@@ -163,7 +163,7 @@ constexpr int kResident = D == 128 ? 1 : D == 64 ? 2 : 3;  // on a multiprocesso
 
 template <int D>
 __global__ void __launch_bounds__(4 * D, kResident<D>) grads(const __grid_constant__ KdaTrainCudaArgs a) {
-  extern __shared__ float4 shared[];
+  K3_SHARED_ARRAY(float4, shared);
   using Shared = typename TrainGrads<D>::Shared;
   const int row = static_cast<int>(blockIdx.x) / a.pass_heads;
   GradRows<D> g(a, *reinterpret_cast<Shared*>(shared), row, static_cast<int>(blockIdx.x) % a.pass_heads);

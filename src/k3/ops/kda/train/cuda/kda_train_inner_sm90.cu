@@ -7,7 +7,7 @@ namespace {
 
 template <int D>
 __global__ void __launch_bounds__(2 * D, 2) inner_kernel(const __grid_constant__ KdaTrainCudaArgs a) {
-  extern __shared__ float4 shared[];
+  K3_SHARED_ARRAY(float4, shared);
   using Inner = TrainInner<D, true>;
   Inner inner(a, *reinterpret_cast<typename Inner::Shared*>(shared), static_cast<int>(blockIdx.x) % a.pass_heads);
   const int row = static_cast<int>(blockIdx.x) / a.pass_heads;

@@ -75,7 +75,7 @@ __device__ __forceinline__ void reverse(float (&d_state)[D / 8][4], const Stage<
 
 template <int D, int kParts>
 __global__ void __launch_bounds__(2 * D / kParts, 2) scan(const __grid_constant__ KdaTrainCudaArgs a) {
-  extern __shared__ float4 shared[];
+  K3_SHARED_ARRAY(float4, shared);
   auto* stages = reinterpret_cast<Stage<D>*>(shared);
   const int chain = static_cast<int>(blockIdx.x) / kParts, first_value = static_cast<int>(blockIdx.x) % kParts * (D / kParts);
   const int pass_head = chain % a.pass_heads, sequence = chain / a.pass_heads;

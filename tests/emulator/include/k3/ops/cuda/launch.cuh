@@ -5,6 +5,7 @@
 
 #define K3_SHARED_MEMORY(name) char* const name = k3::emulator::shared_memory()
 #define K3_SHARED_BYTES(name, alignment) auto* const name = reinterpret_cast<uint8_t*>(k3::emulator::shared_memory())
+#define K3_SHARED_ARRAY(type, name) auto* const name = reinterpret_cast<type*>(k3::emulator::shared_memory())
 
 namespace k3::ops::cuda {
 
