@@ -92,6 +92,8 @@ class ModelExecutor final : public Executor {
 // A prompt's part in a step on a GPU expands the keys of all tokens before it, which a prompt that shares its step does again for
 // fewer tokens; so prompts share a step while the longest context and so many further keys are not exceeded.
 inline constexpr int64_t kFurtherKeys = 8192;
+// Token budget of a step on a GPU, as `k3 serve` takes it: experts are read from memory once a step, whatever its tokens.
+inline constexpr int64_t kGpuStepTokens = 2048;
 
 // The counts of a model that decide its page size.
 cache::LayerCounts layer_counts(const Config& config);

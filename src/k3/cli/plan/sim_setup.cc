@@ -24,7 +24,7 @@
 namespace k3::cli {
 namespace {
 
-constexpr int64_t kPlannedStepTokens = 8192, kGpuStepTokens = 2048, kCpuStepTokens = 512, kGpuRunning = 256, kCpuRunning = 32;
+constexpr int64_t kPlannedStepTokens = 8192, kCpuStepTokens = 512, kGpuRunning = 256, kCpuRunning = 32;
 constexpr int64_t kLargeState = int64_t{1} << 20;  // as the engine decides how long blocks are
 constexpr int64_t kMostRecordingBytes = int64_t{1} << 30;
 constexpr int64_t kMostPieces = 100'000'000;  // of prompts made up, 32 bytes each

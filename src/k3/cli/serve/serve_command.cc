@@ -27,9 +27,6 @@ namespace {
 std::atomic<int> g_signals{0};
 void on_signal(int) { ++g_signals; }
 
-// A chunk of a prompt on a GPU: experts are read from memory once a step, whatever its tokens.
-constexpr int64_t kGpuStepTokens = 2048;
-
 void sleep_ms(int ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
 
 Result<int64_t> bytes_or(const std::string& text, int64_t otherwise) {
